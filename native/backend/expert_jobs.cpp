@@ -1,0 +1,222 @@
+#include "backend/expert_jobs.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+// Exported by ggml's CPU library without a public header: the very function its SWIGLU node calls, so the fused
+// chain has the node's bits (vectorised over 16 floats, hence kRowUnit).
+extern "C" void ggml_vec_swiglu_f32(const int n, float* y, const float* x, const float* g);
+
+namespace stratad {
+namespace {
+
+// Enough tasks that workers end together; few enough, and long enough, that claiming costs little beside them.
+constexpr int64_t kTasksPerWorker = 8;
+constexpr int64_t kLongestTaskRows = 64;
+
+RowTasks tasks_of(int64_t rows, size_t row_bytes, const Pool& pool, int slice, int64_t repetitions) {
+  RowTasks tasks;
+  tasks.rows = cut_rows(rows, row_bytes, pool.layout().slices, slice);
+  const int64_t wanted = tasks.rows.count() * repetitions / (kTasksPerWorker * pool.workers_of(slice));
+  tasks.rows_per_task = std::clamp(wanted / kRowUnit * kRowUnit, kRowUnit, kLongestTaskRows);
+  return tasks;
+}
+
+// Tasks [0, total) dealt out to slices: how many fall on `slice`.
+uint32_t dealt(int total, int slice, int slice_count) noexcept {
+  return static_cast<uint32_t>((total - slice + slice_count - 1) / slice_count);
+}
+
+// ggml's SWIGLU_OAI, term by term (ggml_compute_forward_swiglu_oai_f32 of the pinned source).
+float swiglu_oai(float gate, float up, float alpha, float limit) noexcept {
+  const float x = std::min(gate, limit);
+  const float y = std::clamp(up, -limit, limit);
+  const float out = x / (1.f + expf(alpha * (-x)));
+  return out * (y + 1.f);
+}
+
+}  // namespace
+
+RowRange RowTasks::task(uint32_t index) const noexcept {
+  const int64_t begin = rows.begin + static_cast<int64_t>(index) * rows_per_task;
+  return {begin, std::min(rows.end, begin + rows_per_task)};
+}
+
+// ---------------------------------------------------------------- ChainJob
+
+void ChainJob::prepare(const ExpertChain& chain, const Pool& pool) {
+  chain_ = chain;
+  slice_count_ = pool.slice_count();
+  routing_.read(chain.ids, chain.gate.weight->ne[2]);
+  const size_t slots = static_cast<size_t>(routing_.slot_count());
+  weights_.resize(slots);
+  for (int token = 0; token < routing_.token_count(); ++token)
+    for (int choice = 0; choice < routing_.used_count(); ++choice) {
+      const char* address = static_cast<const char*>(chain.weights->data) + token * chain.weights->nb[2] + choice * chain.weights->nb[1];
+      weights_[token * routing_.used_count() + choice] = *reinterpret_cast<const float*>(address);
+    }
+
+  const int64_t hidden_rows = chain.gate.row_count, embedding_rows = chain.down.row_count;
+  quantised_input_ = input_memory_.of(chain.gate.activation_row_bytes * static_cast<size_t>(routing_.token_count()));
+  hidden_ = hidden_memory_.of(slots * static_cast<size_t>(hidden_rows));
+  partial_ = partial_memory_.of(slots * static_cast<size_t>(embedding_rows));
+  const size_t quantised_bytes = (slots * chain.down.activation_row_bytes + 63) / 64 * 64;
+  char* quantised = quantised_memory_.of(quantised_bytes * static_cast<size_t>(slice_count_));
+  plans_.resize(slice_count_);
+  for (int slice = 0; slice < slice_count_; ++slice) {
+    plans_[slice].hidden = tasks_of(hidden_rows, chain.gate.row_bytes(), pool, slice, routing_.expert_count());
+    plans_[slice].embedding = tasks_of(embedding_rows, chain.down.row_bytes(), pool, slice, 1);
+    plans_[slice].quantised_hidden = quantised + quantised_bytes * static_cast<size_t>(slice);
+  }
+  // One token is quantised here: a phase of its own would cost more than the work in it.
+  first_phase_ = routing_.token_count() > 1 ? kQuantiseInput : kGateUp;
+  if (first_phase_ == kGateUp) quantise_input(0);
+}
+
+uint32_t ChainJob::task_count(int phase, int slice) const noexcept {
+  const SlicePlan& plan = plans_[slice];
+  switch (first_phase_ + phase) {
+    case kQuantiseInput:
+      return dealt(routing_.token_count(), slice, slice_count_);
+    case kGateUp:
+      return plan.hidden.count() * static_cast<uint32_t>(routing_.expert_count());
+    case kQuantiseHidden:
+      return static_cast<uint32_t>(routing_.slot_count());
+    default:
+      return plan.embedding.count();
+  }
+}
+
+// Down reads the hidden rows that its own slice quantised; every other phase reads what all slices wrote.
+bool ChainJob::joins_slices(int phase) const noexcept { return first_phase_ + phase != kDown; }
+
+void ChainJob::run(int phase, int slice, uint32_t task, int) noexcept {
+  const SlicePlan& plan = plans_[slice];
+  switch (first_phase_ + phase) {
+    case kQuantiseInput:
+      quantise_input(static_cast<int>(task) * slice_count_ + slice);
+      break;
+    case kGateUp:
+      gate_up(plan, task);
+      break;
+    case kQuantiseHidden:
+      chain_.down.quantise(hidden_ + static_cast<size_t>(task) * static_cast<size_t>(chain_.gate.row_count),
+                           plan.quantised_hidden + task * chain_.down.activation_row_bytes);
+      break;
+    default:
+      down(plan, task);
+  }
+}
+
+void ChainJob::quantise_input(int token) noexcept {
+  const char* row = static_cast<const char*>(chain_.input->data) + static_cast<size_t>(token) * chain_.input->nb[2];
+  chain_.gate.quantise(reinterpret_cast<const float*>(row), quantised_input_ + static_cast<size_t>(token) * chain_.gate.activation_row_bytes);
+}
+
+// Tasks go expert by expert, so that neighbours in claim order are neighbours in memory.
+void ChainJob::gate_up(const SlicePlan& plan, uint32_t task) noexcept {
+  const uint32_t tasks_per_expert = plan.hidden.count();
+  const int index = static_cast<int>(task / tasks_per_expert);
+  const RowRange rows = plan.hidden.task(task % tasks_per_expert);
+  const int32_t expert = routing_.expert(index);
+  float gate[kLongestTaskRows], up[kLongestTaskRows];
+  for (int slot : routing_.slots(index)) {
+    const char* input = quantised_input_ + static_cast<size_t>(slot / routing_.used_count()) * chain_.gate.activation_row_bytes;
+    chain_.gate.rows(expert, rows.begin, rows.end, input, gate);
+    chain_.up.rows(expert, rows.begin, rows.end, input, up);
+    activate(rows.count(), gate, up, hidden_ + static_cast<size_t>(slot) * static_cast<size_t>(chain_.gate.row_count) + rows.begin);
+  }
+}
+
+void ChainJob::activate(int64_t count, const float* gate, const float* up, float* hidden) const noexcept {
+  if (chain_.activation == Activation::kSwiglu) {
+    ggml_vec_swiglu_f32(static_cast<int>(count), hidden, gate, up);
+    return;
+  }
+  for (int64_t row = 0; row < count; ++row) hidden[row] = swiglu_oai(gate[row], up[row], chain_.alpha, chain_.limit);
+}
+
+void ChainJob::down(const SlicePlan& plan, uint32_t task) noexcept {
+  const RowRange rows = plan.embedding.task(task);
+  for (int index = 0; index < routing_.expert_count(); ++index)
+    for (int slot : routing_.slots(index))
+      chain_.down.rows(routing_.expert(index), rows.begin, rows.end, plan.quantised_hidden + static_cast<size_t>(slot) * chain_.down.activation_row_bytes,
+                       partial_ + static_cast<size_t>(slot) * static_cast<size_t>(chain_.down.row_count) + rows.begin);
+  sum(rows);
+}
+
+// In the graph's order: weight each expert's row, then add them up from the first choice to the last.
+void ChainJob::sum(RowRange rows) noexcept {
+  const int used = routing_.used_count();
+  for (int token = 0; token < routing_.token_count(); ++token) {
+    auto* output = reinterpret_cast<float*>(static_cast<char*>(chain_.output->data) + static_cast<size_t>(token) * chain_.output->nb[1]);
+    for (int64_t row = rows.begin; row < rows.end; ++row) {
+      const float* part = partial_ + static_cast<size_t>(token) * used * static_cast<size_t>(chain_.down.row_count) + row;
+      float total = part[0] * weights_[token * used];
+      for (int choice = 1; choice < used; ++choice)
+        total += part[static_cast<size_t>(choice) * static_cast<size_t>(chain_.down.row_count)] * weights_[token * used + choice];
+      output[row] = total;
+    }
+  }
+}
+
+uint64_t ChainJob::weight_bytes(int slice) const noexcept {
+  const SlicePlan& plan = plans_[slice];
+  const uint64_t per_expert = static_cast<uint64_t>(plan.hidden.rows.count()) * (chain_.gate.row_bytes() + chain_.up.row_bytes()) +
+                              static_cast<uint64_t>(plan.embedding.rows.count()) * chain_.down.row_bytes();
+  return per_expert * static_cast<uint64_t>(routing_.expert_count());
+}
+
+// ---------------------------------------------------------------- ProductJob
+
+void ProductJob::prepare(ggml_tensor* node, const Pool& pool) {
+  const ggml_tensor* weight = node->src[0];
+  node_ = node;
+  parts_ = part_count(weight);
+  product_ = ExpertProduct(weight, 0, weight->ne[1]);
+  slice_count_ = pool.slice_count();
+  routing_.read(node->src[2], weight->ne[2]);
+  const ggml_tensor* input = node->src[1];
+  quantised_ = memory_.of(static_cast<size_t>(input->ne[1] * input->ne[2]) * product_.activation_row_bytes);
+  plans_.resize(slice_count_);
+  for (int slice = 0; slice < slice_count_; ++slice)
+    plans_[slice] = tasks_of(weight->ne[1] / parts_, weight->nb[1], pool, slice, routing_.expert_count() * parts_);
+}
+
+uint32_t ProductJob::task_count(int phase, int slice) const noexcept {
+  if (phase == 0) return dealt(static_cast<int>(node_->src[1]->ne[1] * node_->src[1]->ne[2]), slice, slice_count_);
+  return plans_[slice].count() * static_cast<uint32_t>(routing_.expert_count() * parts_);
+}
+
+void ProductJob::quantise(uint32_t row) noexcept {
+  const ggml_tensor* input = node_->src[1];
+  const char* address = static_cast<const char*>(input->data) + row / static_cast<size_t>(input->ne[1]) * input->nb[2] +
+                        row % static_cast<size_t>(input->ne[1]) * input->nb[1];
+  product_.quantise(reinterpret_cast<const float*>(address), quantised_ + row * product_.activation_row_bytes);
+}
+
+void ProductJob::run(int phase, int slice, uint32_t task, int) noexcept {
+  if (phase == 0) {
+    quantise(task * static_cast<uint32_t>(slice_count_) + static_cast<uint32_t>(slice));
+    return;
+  }
+  const RowTasks& plan = plans_[slice];
+  const uint32_t chunk = task % plan.count(), matrix = task / plan.count();
+  const int index = static_cast<int>(matrix) / parts_, part = static_cast<int>(matrix) % parts_;
+  const int64_t shift = part * (product_.row_count / parts_);
+  const RowRange rows = plan.task(chunk);
+  const int64_t input_rows = node_->src[1]->ne[1];
+  for (int slot : routing_.slots(index)) {
+    const int token = slot / routing_.used_count(), choice = slot % routing_.used_count();
+    const char* input = quantised_ + static_cast<size_t>(token * input_rows + choice % input_rows) * product_.activation_row_bytes;
+    auto* output = reinterpret_cast<float*>(static_cast<char*>(node_->data) + static_cast<size_t>(token) * node_->nb[2] +
+                                            static_cast<size_t>(choice) * node_->nb[1]);
+    product_.rows(routing_.expert(index), shift + rows.begin, shift + rows.end, input, output + shift + rows.begin);
+  }
+}
+
+uint64_t ProductJob::weight_bytes(int slice) const noexcept {
+  return static_cast<uint64_t>(plans_[slice].rows.count() * parts_ * routing_.expert_count()) * product_.row_bytes();
+}
+
+}  // namespace stratad

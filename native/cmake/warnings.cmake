@@ -1,0 +1,3 @@
+# Warnings are errors in our own C++; llama.cpp's headers are system headers to us.
+add_library(stratad-warnings INTERFACE)
+target_compile_options(stratad-warnings INTERFACE -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Wpedantic -Wcast-align -Wold-style-cast -Werror)

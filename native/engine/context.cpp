@@ -1,0 +1,125 @@
+#include "engine/context.hpp"
+
+#include <chrono>
+
+#include "engine/log.hpp"
+#include "ggml-cpu.h"
+#include "placement/thread_affinity.hpp"
+
+namespace stratad {
+namespace {
+
+// Without a threadpool of its own, ggml starts and ends one for every part of a graph; with one that polls, its
+// idle threads spin on the CPUs our workers need (both measured, ADR 0001).
+ggml_threadpool* start_threadpool(const ContextOptions& options) {
+  const ScopedAffinity affinity(options.cpu_ids);
+  auto parameters = ggml_threadpool_params_default(options.thread_count);
+  parameters.poll = 0;
+  ggml_threadpool* threadpool = ggml_threadpool_new(&parameters);
+  if (threadpool == nullptr) throw std::runtime_error("ggml cannot start its threads");
+  return threadpool;
+}
+
+bool is_aborted(void* flag) { return static_cast<std::atomic<bool>*>(flag)->load(std::memory_order_relaxed); }
+
+}  // namespace
+
+void Batch::add(llama_token token, llama_pos position, llama_seq_id sequence, bool wants_logits) {
+  tokens_.push_back(token);
+  positions_.push_back(position);
+  sequences_.push_back(sequence);
+  wants_logits_.push_back(wants_logits ? 1 : 0);
+}
+
+void Batch::clear() noexcept {
+  tokens_.clear();
+  positions_.clear();
+  sequences_.clear();
+  wants_logits_.clear();
+}
+
+Context::Context(std::shared_ptr<Model> model, const ContextOptions& options) : model_(std::move(model)), batch_tokens_(options.batch_tokens) {
+  llama_context_params parameters = llama_context_default_params();
+  parameters.n_ctx = options.context_tokens;
+  parameters.n_batch = options.batch_tokens;
+  parameters.n_ubatch = options.batch_tokens;
+  parameters.n_seq_max = options.sequence_count;
+  parameters.n_threads = options.thread_count;
+  parameters.n_threads_batch = options.thread_count;
+  parameters.no_perf = true;
+  parameters.abort_callback = is_aborted;
+  parameters.abort_callback_data = &abort_;
+  take_llama_log();
+  context_ = llama_init_from_model(model_->get(), parameters);
+  if (context_ == nullptr) throw std::runtime_error("llama.cpp cannot make a context: " + take_llama_log());
+  try {
+    threadpool_ = start_threadpool(options);
+  } catch (...) {
+    llama_free(context_);
+    throw;
+  }
+  llama_attach_threadpool(context_, threadpool_, threadpool_);
+}
+
+Context::~Context() {
+  llama_free(context_);
+  ggml_threadpool_free(threadpool_);
+}
+
+void Context::decode(Batch& batch) {
+  const auto count = static_cast<int32_t>(batch.size());
+  if (count == 0) throw std::invalid_argument("an empty batch cannot be decoded");
+  if (batch.size() > batch_tokens_)
+    throw std::invalid_argument("a batch of " + std::to_string(count) + " tokens exceeds batch_tokens = " + std::to_string(batch_tokens_));
+  std::vector<int32_t> sequence_counts(batch.size(), 1);
+  std::vector<llama_seq_id*> sequences(batch.size());
+  for (size_t index = 0; index < batch.size(); ++index) sequences[index] = &batch.sequences_[index];
+  llama_batch view{};
+  view.n_tokens = count;
+  view.token = batch.tokens_.data();
+  view.pos = batch.positions_.data();
+  view.n_seq_id = sequence_counts.data();
+  view.seq_id = sequences.data();
+  view.logits = batch.wants_logits_.data();
+
+  abort_.store(false, std::memory_order_relaxed);
+  take_llama_log();
+  const auto start = std::chrono::steady_clock::now();
+  const int status = llama_decode(context_, view);
+  if (status == 0) llama_synchronize(context_);
+  const auto elapsed = std::chrono::steady_clock::now() - start;
+  calls_.fetch_add(1, std::memory_order_relaxed);
+  tokens_.fetch_add(batch.size(), std::memory_order_relaxed);
+  nanoseconds_.fetch_add(static_cast<uint64_t>(elapsed / std::chrono::nanoseconds(1)), std::memory_order_relaxed);
+  if (status == 0) return;
+  const std::string log = take_llama_log();
+  throw DecodeError(status, "decoding " + std::to_string(count) + " tokens failed with status " + std::to_string(status) + (log.empty() ? "" : ": " + log));
+}
+
+std::span<const float> Context::logits(int index) const {
+  const float* values = llama_get_logits_ith(context_, index);
+  if (values == nullptr) throw std::invalid_argument("no logits for token " + std::to_string(index) + " of the last batch");
+  return {values, static_cast<size_t>(llama_vocab_n_tokens(model_->vocabulary()))};
+}
+
+bool Context::forget(llama_seq_id sequence, llama_pos from, llama_pos to) {
+  return llama_memory_seq_rm(llama_get_memory(context_), sequence, from, to);
+}
+
+std::vector<uint8_t> Context::save_state(llama_seq_id sequence) const {
+  std::vector<uint8_t> state(llama_state_seq_get_size(context_, sequence));
+  state.resize(llama_state_seq_get_data(context_, state.data(), state.size(), sequence));
+  return state;
+}
+
+void Context::restore_state(llama_seq_id sequence, std::span<const uint8_t> state) {
+  if (llama_state_seq_set_data(context_, state.data(), state.size(), sequence) == 0)
+    throw std::invalid_argument("this state does not belong to this model and context");
+}
+
+DecodeCounters Context::counters() const noexcept {
+  return {calls_.load(std::memory_order_relaxed), tokens_.load(std::memory_order_relaxed),
+          static_cast<double>(nanoseconds_.load(std::memory_order_relaxed)) * 1e-9};
+}
+
+}  // namespace stratad

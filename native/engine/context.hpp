@@ -1,0 +1,85 @@
+// One llama.cpp context over a model: key-value cache, decode, logits, per-sequence state.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <stdexcept>
+#include <vector>
+
+#include "engine/model.hpp"
+
+namespace stratad {
+
+// llama_decode refused; `status` is its return value (1: no room in the cache, 2: aborted, below 0: an error).
+struct DecodeError : std::runtime_error {
+  DecodeError(int code, const std::string& message) : std::runtime_error(message), status(code) {}
+  int status;
+};
+
+struct ContextOptions {
+  uint32_t context_tokens = 4096;  // of all sequences together
+  uint32_t batch_tokens = 512;     // most tokens of one decode call, and of one pass over the model
+  uint32_t sequence_count = 1;
+  int thread_count = 1;            // ggml's own threads, the caller included
+  std::vector<int> cpu_ids;        // where ggml's helper threads may run; empty: anywhere
+};
+
+// Tokens for one decode call, of any sequences.
+class Batch {
+ public:
+  void add(llama_token token, llama_pos position, llama_seq_id sequence, bool wants_logits);
+  void clear() noexcept;
+  size_t size() const noexcept { return tokens_.size(); }
+
+ private:
+  friend class Context;
+  std::vector<llama_token> tokens_;
+  std::vector<llama_pos> positions_;
+  std::vector<llama_seq_id> sequences_;
+  std::vector<int8_t> wants_logits_;
+};
+
+struct DecodeCounters {
+  uint64_t calls = 0;
+  uint64_t tokens = 0;
+  double seconds = 0;
+};
+
+class Context {
+ public:
+  // Throws std::runtime_error when llama.cpp refuses (its log says why) and std::system_error from affinity.
+  Context(std::shared_ptr<Model> model, const ContextOptions& options);
+  ~Context();
+  Context(const Context&) = delete;
+  Context& operator=(const Context&) = delete;
+
+  // Blocks until the logits are there. Throws DecodeError; on abort the passes already made stay in the cache.
+  void decode(Batch& batch);
+  // Makes a running decode() return early, from any thread; the next decode() starts afresh.
+  void abort() noexcept { abort_.store(true, std::memory_order_relaxed); }
+
+  // Logits of the batch's `index`-th token (-1: the last), which must have asked for them; (vocabulary).
+  std::span<const float> logits(int index) const;
+
+  // Forgets positions [from, to) of a sequence; to < 0 means to the end. False: this cache cannot be cut there.
+  bool forget(llama_seq_id sequence, llama_pos from, llama_pos to);
+  std::vector<uint8_t> save_state(llama_seq_id sequence) const;
+  void restore_state(llama_seq_id sequence, std::span<const uint8_t> state);
+
+  llama_context* get() const noexcept { return context_; }
+  const std::shared_ptr<Model>& model() const noexcept { return model_; }
+  uint32_t context_tokens() const noexcept { return llama_n_ctx(context_); }
+  DecodeCounters counters() const noexcept;
+
+ private:
+  std::shared_ptr<Model> model_;
+  llama_context* context_ = nullptr;
+  ggml_threadpool* threadpool_ = nullptr;
+  uint32_t batch_tokens_;
+  std::atomic<bool> abort_{false};
+  std::atomic<uint64_t> calls_{0}, tokens_{0}, nanoseconds_{0};
+};
+
+}  // namespace stratad

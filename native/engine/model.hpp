@@ -1,0 +1,54 @@
+// A loaded model: libllama's weights and vocabulary, its experts in the arena.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "arena/arena.hpp"
+#include "llama.h"
+#include "pool/pool.hpp"
+
+namespace stratad {
+
+// llama.cpp refused the model; the message holds what it logged.
+struct ModelLoadError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+struct ModelOptions {
+  std::vector<std::string> paths;   // all parts of a split model, in order
+  bool use_arena = true;            // false: llama.cpp's own buffers and loader, for comparison
+  bool release_page_cache = false;  // drop the file's cached pages before and while loading
+  PlaceOptions place;
+};
+
+class Model {
+ public:
+  // Experts go to the arena and are computed by `pool`, which becomes the device's pool. Throws ModelLoadError,
+  // LoadCancelled, std::system_error or std::invalid_argument; nothing stays allocated after a throw.
+  static std::shared_ptr<Model> load(const ModelOptions& options, std::shared_ptr<Pool> pool, const Progress& progress);
+  ~Model();
+  Model(const Model&) = delete;
+  Model& operator=(const Model&) = delete;
+
+  llama_model* get() const noexcept { return model_; }
+  const llama_vocab* vocabulary() const noexcept { return llama_model_get_vocab(model_); }
+  const std::vector<std::shared_ptr<Arena>>& arenas() const noexcept { return arenas_; }
+
+  std::vector<llama_token> tokenize(const std::string& text, bool add_special, bool parse_special) const;
+  std::string token_bytes(llama_token token) const;  // may hold part of a UTF-8 sequence
+  std::optional<std::string> chat_template() const;
+  std::optional<std::string> metadata(const std::string& key) const;
+
+ private:
+  Model(llama_model* model, std::vector<std::shared_ptr<Arena>> arenas) : model_(model), arenas_(std::move(arenas)) {}
+
+  llama_model* model_;
+  std::vector<std::shared_ptr<Arena>> arenas_;
+};
+
+}  // namespace stratad
