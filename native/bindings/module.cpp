@@ -99,14 +99,28 @@ void bind_pool(py::module_& module) {
       py::arg("rows"), py::arg("row_bytes"), py::arg("slices"), py::arg("slice"));
 }
 
+void bind_memory_policy(py::module_& module) {
+  py::class_<PolicyFailure>(module, "PolicyFailure")
+      .def_readonly("call", &PolicyFailure::call)
+      .def_readonly("error_number", &PolicyFailure::error_number);
+  py::enum_<PolicyMode>(module, "PolicyMode")
+      .value("DEFAULT", PolicyMode::kDefault)
+      .value("PREFERRED", PolicyMode::kPreferred)
+      .value("INTERLEAVE", PolicyMode::kInterleave);
+  module.def("probe_memory_policy", &probe_memory_policy);
+  module.def(
+      "set_thread_policy",
+      [](PolicyMode mode, const std::vector<int>& node_ids) {
+        if (const int error_number = set_thread_policy(mode, node_ids)) throw std::system_error(error_number, std::generic_category(), "set_mempolicy");
+      },
+      py::arg("mode"), py::arg("node_ids") = std::vector<int>{});
+}
+
 void bind_arena(py::module_& module) {
   py::enum_<LockMode>(module, "LockMode").value("NEVER", LockMode::kNever).value("TRY", LockMode::kTry);
   py::class_<PlaceOptions>(module, "PlaceOptions")
       .def(py::init([](bool huge_pages, LockMode lock, double limit_ratio) { return PlaceOptions{huge_pages, lock, limit_ratio}; }),
            py::arg("huge_pages") = false, py::arg("lock") = LockMode::kTry, py::arg("limit_ratio") = 0.95);
-  py::class_<PolicyFailure>(module, "PolicyFailure")
-      .def_readonly("call", &PolicyFailure::call)
-      .def_readonly("error_number", &PolicyFailure::error_number);
   py::class_<PlaceOutcome>(module, "PlaceOutcome")
       .def_readonly("failures", &PlaceOutcome::failures)
       .def_readonly("lowest_local_ratio", &PlaceOutcome::lowest_local_ratio)
@@ -229,6 +243,7 @@ PYBIND11_MODULE(_native, module) {
   module.doc() = "Placed memory, pinned workers and llama.cpp behind them.";
   translate_errors(module);
   bind_pool(module);
+  bind_memory_policy(module);
   bind_arena(module);
   bind_device(module);
   bind_model(module);

@@ -56,6 +56,31 @@ ScopedTouchPolicy::~ScopedTouchPolicy() {
   syscall(SYS_set_mempolicy, former_mode_, has_nodes ? former_mask_ : nullptr, has_nodes ? kMaskBits : 0UL);
 }
 
+int set_thread_policy(PolicyMode mode, std::span<const int> node_ids) noexcept {
+  NodeMask mask;
+  if (!fill(mask, node_ids)) return EINVAL;
+  if (mode == PolicyMode::kDefault) return syscall(SYS_set_mempolicy, MPOL_DEFAULT, nullptr, 0UL) == 0 ? 0 : errno;
+  const int kernel_mode = mode == PolicyMode::kPreferred ? MPOL_PREFERRED : MPOL_INTERLEAVE;
+  return syscall(SYS_set_mempolicy, kernel_mode, mask.data(), kMaskBits) == 0 ? 0 : errno;
+}
+
+std::vector<PolicyFailure> probe_memory_policy() {
+  std::vector<PolicyFailure> failures;
+  int mode = 0;
+  NodeMask mask{};
+  if (syscall(SYS_get_mempolicy, &mode, mask.data(), kMaskBits, nullptr, 0) != 0) {
+    failures.push_back({"get_mempolicy", errno});
+  } else if (syscall(SYS_set_mempolicy, mode, mask.data(), kMaskBits) != 0) {
+    failures.push_back({"set_mempolicy", errno});
+  }
+  alignas(4096) static std::byte page[4096];
+  if (syscall(SYS_mbind, page, sizeof page, MPOL_DEFAULT, nullptr, 0UL, 0) != 0) failures.push_back({"mbind", errno});
+  void* address = page;
+  int node = 0;
+  if (syscall(SYS_move_pages, 0, 1UL, &address, nullptr, &node, 0) < 0) failures.push_back({"move_pages", errno});
+  return failures;
+}
+
 int protect_from_balancing(std::span<std::byte> mapping, std::span<const int> node_ids) noexcept {
   NodeMask mask;
   if (node_ids.empty() || mapping.empty()) return 0;

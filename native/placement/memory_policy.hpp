@@ -36,6 +36,14 @@ class ScopedTouchPolicy {
   unsigned long former_mask_[kMaskWords] = {};
 };
 
+enum class PolicyMode { kDefault, kPreferred, kInterleave };
+
+// The policy for pages that the calling thread, and threads it starts later, touch first. Returns 0 or an errno.
+int set_thread_policy(PolicyMode mode, std::span<const int> node_ids) noexcept;
+
+// Tries the calls that placement needs, changing nothing: what a seccomp filter or kernel refuses, each once.
+std::vector<PolicyFailure> probe_memory_policy();
+
 // One explicit policy over a finished mapping, without moving a page. It keeps automatic NUMA balancing from
 // taking a placed arena apart (measured in the lab: every page of the far node moved within 25 s without it).
 // Returns 0 or an errno.

@@ -1,0 +1,192 @@
+"""A runner without a model: it answers what the test says, step by step when the test wants to watch."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from stratad.runner import (
+    NativeCounters,
+    PlacementReport,
+    SamplingParameters,
+    SliceCounters,
+    SlicePlacement,
+)
+
+START_TOKEN = 256
+END_TOKEN = 257
+_FIRST_PIECE_TOKEN = 258
+_PIECE_CAPACITY = 1000
+
+# A test that waits for a step longer than this hangs; it fails instead.
+STEP_LIMIT_SECONDS = 20.0
+
+Answer = Callable[[bytes], Sequence[bytes]]
+
+
+class ScriptedVocabulary:
+    """Tokens 0 to 255 are bytes, then start and end, then pieces of several bytes as answers need them."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+
+    @property
+    def token_count(self) -> int:
+        return _FIRST_PIECE_TOKEN + _PIECE_CAPACITY
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        tokens = [START_TOKEN] if add_special else []
+        rest = text
+        while rest:
+            if parse_special and rest.startswith("<s>"):
+                tokens.append(START_TOKEN)
+                rest = rest[3:]
+            else:
+                tokens.extend(rest[0].encode())
+                rest = rest[1:]
+        return tokens
+
+    def token_bytes(self, token: int) -> bytes:
+        if token < 256:
+            return bytes([token])
+        if token in (START_TOKEN, END_TOKEN):
+            return b""
+        return self._pieces[token - _FIRST_PIECE_TOKEN]
+
+    def is_end_of_generation(self, token: int) -> bool:
+        return token == END_TOKEN
+
+    def token_of(self, piece: bytes) -> int:
+        if len(piece) == 1:
+            return piece[0]
+        if piece not in self._pieces:
+            self._pieces.append(piece)
+        return _FIRST_PIECE_TOKEN + self._pieces.index(piece)
+
+
+@dataclass(slots=True)
+class ScriptedSampler:
+    """Walks through one answer."""
+
+    sampling: SamplingParameters
+    answer: list[int] | None = None
+    next_index: int = 0
+
+
+class ScriptedRunner:
+    """Answers with `answer(prompt bytes)`, one piece a token, then the end token.
+
+    With `holds_steps` every decode of a request waits until the test grants it by `grant_steps`.
+    """
+
+    def __init__(
+        self,
+        answer: Answer = lambda prompt: [b"He", b"llo", b"!"],
+        *,
+        context_tokens: int = 256,
+        batch_tokens: int = 16,
+        chat_template: str | None = None,
+        holds_steps: bool = False,
+    ) -> None:
+        self.vocabulary = ScriptedVocabulary()
+        self.context_tokens = context_tokens
+        self.batch_tokens = batch_tokens
+        self.chat_template = chat_template
+        self.bos_text = "<s>"
+        self.eos_text = "</s>"
+        self.memory: list[int] = []
+        self.decode_sizes: list[int] = []
+        self.samplings: list[SamplingParameters] = []
+        self.prompts: list[bytes] = []
+        self.failures: list[Exception] = []
+        self.truncate_failure: Exception | None = None
+        self.decode_thread: int | None = None
+        self.is_closed = False
+        self.report = PlacementReport((SlicePlacement(0, (0,), ((0, 64),), 0),), ((0, 1 << 20),), 4096)
+        self._answer = answer
+        self._holds_steps = holds_steps
+        self._permits = threading.Semaphore(0)
+        self._is_released = False
+        self._step_count = 0
+        self._stepped = threading.Condition()
+
+    def forget_start(self) -> None:
+        """Forgets the engine's own first question, so that a test sees its requests only."""
+        self.samplings.clear()
+        self.prompts.clear()
+        self.decode_sizes.clear()
+
+    def grant_steps(self, count: int) -> None:
+        """Lets `count` held decode calls go on."""
+        for _ in range(count):
+            self._permits.release()
+
+    def release(self) -> None:
+        """Lets every decode call go on from now on."""
+        self._is_released = True
+        self._permits.release()
+
+    def wait_until_step(self, count: int) -> None:
+        """Waits until `count` decode calls of requests have begun."""
+        with self._stepped:
+            assert self._stepped.wait_for(lambda: self._step_count >= count, STEP_LIMIT_SECONDS), (
+                self._step_count
+            )
+
+    @property
+    def step_count(self) -> int:
+        return self._step_count
+
+    def open_sampler(self, sampling: SamplingParameters) -> ScriptedSampler:
+        if sampling.grammar == "broken":
+            raise ValueError("the grammar does not parse")
+        self.samplings.append(sampling)
+        return ScriptedSampler(sampling)
+
+    def decode(self, tokens: Sequence[int], position: int) -> None:
+        assert threading.get_ident() == self.decode_thread
+        assert position == len(self.memory), "a gap in the sequence"
+        assert 0 < len(tokens) <= self.batch_tokens
+        assert position + len(tokens) <= self.context_tokens
+        if self.samplings:
+            self._take_step()
+        if self.failures:
+            raise self.failures.pop(0)
+        self.memory.extend(tokens)
+        self.decode_sizes.append(len(tokens))
+
+    def _take_step(self) -> None:
+        with self._stepped:
+            self._step_count += 1
+            self._stepped.notify_all()
+        if self._holds_steps and not self._is_released:
+            assert self._permits.acquire(timeout=STEP_LIMIT_SECONDS)
+
+    def sample(self, sampler: ScriptedSampler) -> int:
+        if sampler.answer is None:
+            prompt = b"".join(self.vocabulary.token_bytes(token) for token in self.memory)
+            self.prompts.append(prompt)
+            pieces = self._answer(prompt)
+            sampler.answer = [*(self.vocabulary.token_of(piece) for piece in pieces), END_TOKEN]
+        token = sampler.answer[min(sampler.next_index, len(sampler.answer) - 1)]
+        sampler.next_index += 1
+        return token
+
+    def truncate(self, position: int) -> None:
+        if self.truncate_failure is not None and position > 0:
+            raise self.truncate_failure
+        del self.memory[position:]
+
+    def adopt_decode_thread(self) -> None:
+        self.decode_thread = threading.get_ident()
+
+    def counters(self) -> NativeCounters:
+        return NativeCounters((SliceCounters(0.5, 0.25, 12, 4096),), fused_chains=7, fallback_operations=0)
+
+    def placement(self, pages_per_slice: int) -> PlacementReport:
+        assert not self.is_closed
+        return self.report
+
+    def close(self) -> None:
+        self.is_closed = True

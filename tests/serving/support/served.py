@@ -1,0 +1,74 @@
+"""A real HTTP server on loopback over a scripted runner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import monotonic, sleep
+
+from openai import OpenAI
+
+from stratad.chat_template import open_chat_template
+from stratad.engine import Engine
+from stratad.engine_status import EngineSettings
+from stratad.metrics import Metrics
+from stratad.server import HttpServer, ServerSettings, create_app, open_listener
+from stratad.service import Service, ServiceLimits, ServingParts
+from tests.serving.support.scripted_runner import ScriptedRunner
+
+MODEL = "scripted"
+LIMIT_SECONDS = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a test holds of a running server."""
+
+    service: Service
+    engine: Engine
+    runner: ScriptedRunner
+    url: str
+
+    def client(self) -> OpenAI:
+        """The real client, without its own retries: they would hide what the server answers."""
+        return OpenAI(base_url=f"{self.url}/v1", api_key="unused", max_retries=0, timeout=LIMIT_SECONDS)
+
+
+@contextmanager
+def serve(
+    runner: ScriptedRunner | None = None,
+    *,
+    max_queue: int = 8,
+    request_timeout_seconds: float = LIMIT_SECONDS,
+    max_body_bytes: int = 1 << 20,
+    is_loaded: bool = True,
+) -> Iterator[Served]:
+    """Serves `runner`; with `is_loaded` False the service stays in the state of loading."""
+    runner = runner or ScriptedRunner()
+    metrics = Metrics(MODEL)
+    service = Service(MODEL, "0", ServiceLimits(0.95, 64, 60.0))
+    metrics.add_source(service.samples)
+    engine = Engine(runner, EngineSettings(max_queue, request_timeout_seconds, None), metrics)
+    engine.start()
+    runner.forget_start()
+    template, _ = open_chat_template(runner.chat_template, bos_text=runner.bos_text, eos_text=runner.eos_text)
+    if is_loaded:
+        service.serving(ServingParts(engine, runner, template))
+    listener = open_listener("127.0.0.1", 0, None)
+    server = HttpServer(create_app(service, metrics, ServerSettings(max_body_bytes, True)), listener)
+    server.start()
+    try:
+        yield Served(service, engine, runner, listener.endpoint)
+    finally:
+        runner.release()
+        engine.close()
+        server.stop()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Returns as soon as `condition` holds; fails after a limit."""
+    deadline_seconds = monotonic() + LIMIT_SECONDS
+    while not condition():
+        assert monotonic() < deadline_seconds, "the condition never became true"
+        sleep(0.002)

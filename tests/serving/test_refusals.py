@@ -1,0 +1,177 @@
+"""What the server refuses, with which status, and whether it names the reason."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from urllib.parse import urlsplit
+
+import httpx
+import openai
+import pytest
+
+from tests.serving.support.scripted_runner import ScriptedRunner
+from tests.serving.support.served import MODEL, serve
+
+CHAT = "/v1/chat/completions"
+PLAIN = "/v1/completions"
+HELLO = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
+
+
+@pytest.mark.parametrize(
+    ("change", "parameter"),
+    [
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"logprobs": True}, "logprobs"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"n": 2}, "n"),
+        ({"n": True}, "n"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"temprature": 1}, "temprature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"temperature": -1}, "temperature"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"stop": 3}, "stop"),
+        ({"stop": [""]}, "stop"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream_options": {"include_usages": True}}, "stream_options.include_usages"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "messages.0",
+        ),
+    ],
+)
+def test_a_parameter_that_is_wrong_or_unsupported_is_named(change: dict[str, object], parameter: str) -> None:
+    with serve() as served:
+        response = httpx.post(served.url + CHAT, json={**HELLO, **change})
+        assert served.runner.prompts == []
+    error = response.json()["error"]
+    assert response.status_code == 400, error
+    assert error["param"].startswith(parameter), error
+    assert error["type"] == "invalid_request_error"
+
+
+def test_parameters_that_ask_for_nothing_are_accepted() -> None:
+    inactive = {
+        "n": 1,
+        "logprobs": False,
+        "tools": None,
+        "response_format": {"type": "text"},
+        "user": "me",
+        "seed": None,
+    }
+    with serve() as served:
+        assert httpx.post(served.url + CHAT, json={**HELLO, **inactive}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b"nul", b'"x"', b"\xff", b"[" * 100_000, b'{"temperature": NaN}']
+)
+def test_a_body_that_is_no_json_object_is_400(body: bytes) -> None:
+    with serve() as served:
+        response = httpx.post(served.url + CHAT, content=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "invalid_json"
+
+
+def test_a_prompt_longer_than_the_context_is_refused_with_the_numbers() -> None:
+    with serve(ScriptedRunner(context_tokens=32)) as served:
+        fits = httpx.post(served.url + PLAIN, json={"prompt": "x" * 30})
+        too_long = httpx.post(served.url + PLAIN, json={"prompt": "x" * 31})
+    assert fits.status_code == 200
+    assert too_long.status_code == 400
+    assert too_long.json()["error"]["code"] == "context_length_exceeded"
+    assert "32 tokens" in too_long.json()["error"]["message"]
+    assert "context holds 32" in too_long.json()["error"]["message"]
+
+
+def test_token_ids_outside_the_vocabulary_are_refused() -> None:
+    with serve() as served:
+        last = served.runner.vocabulary.token_count - 1
+        too_large = httpx.post(served.url + PLAIN, json={"prompt": [last + 1]})
+        negative = httpx.post(served.url + PLAIN, json={"prompt": [-1]})
+    assert (too_large.status_code, negative.status_code) == (400, 400)
+    assert too_large.json()["error"]["param"] == "prompt"
+
+
+def test_a_grammar_that_does_not_parse_is_refused_and_the_next_request_is_answered() -> None:
+    with serve() as served:
+        refused = httpx.post(served.url + PLAIN, json={"prompt": "p", "grammar": "broken", "stream": True})
+        assert httpx.post(served.url + PLAIN, json={"prompt": "p"}).status_code == 200
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "grammar"
+
+
+def test_a_template_that_refuses_the_messages_is_400_with_its_words() -> None:
+    template = "{{ raise_exception('roles must alternate') }}"
+    with serve(ScriptedRunner(chat_template=template)) as served:
+        response = httpx.post(served.url + CHAT, json=HELLO)
+    assert response.status_code == 400
+    assert "roles must alternate" in response.json()["error"]["message"]
+
+
+def test_a_body_at_the_limit_is_read_and_one_byte_more_is_413() -> None:
+    frame = len(json.dumps({"prompt": ""}))
+    with serve(max_body_bytes=2048) as served:
+        fits = httpx.post(served.url + PLAIN, content=json.dumps({"prompt": "x" * (2048 - frame)}))
+        too_large = httpx.post(served.url + PLAIN, content=json.dumps({"prompt": "x" * (2049 - frame)}))
+        # Without a length announced the limit holds as well.
+        chunked = httpx.post(served.url + PLAIN, content=(b"x" * 512 for _ in range(5)))
+    assert fits.status_code == 400, "too long for the context, but read"
+    assert fits.json()["error"]["code"] == "context_length_exceeded"
+    assert (too_large.status_code, chunked.status_code) == (413, 413)
+
+
+def test_while_loading_requests_and_health_are_503() -> None:
+    with serve(is_loaded=False) as served:
+        health = httpx.get(served.url + "/health")
+        with pytest.raises(openai.InternalServerError) as refused:
+            served.client().completions.create(model=MODEL, prompt="p")
+    assert (health.status_code, health.json()["status"]) == (503, "loading")
+    assert refused.value.status_code == 503
+    assert refused.value.response.headers["retry-after"]
+    assert refused.value.code == "unavailable"
+
+
+def test_unknown_paths_and_methods_are_errors_in_openais_shape() -> None:
+    with serve() as served:
+        missing = httpx.get(served.url + "/v1/embeddings")
+        wrong_method = httpx.get(served.url + CHAT)
+    assert (missing.status_code, wrong_method.status_code) == (404, 405)
+    assert "/v1/embeddings" in missing.json()["error"]["message"]
+    assert wrong_method.headers["allow"] == "POST"
+
+
+def _get_with_host(url: str, host: str) -> int:
+    address = urlsplit(url)
+    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=20)
+    connection.putrequest("GET", "/health", skip_host=True)
+    connection.putheader("Host", host)
+    connection.endheaders()
+    return connection.getresponse().status
+
+
+def test_only_this_machines_names_are_served_on_loopback() -> None:
+    with serve() as served:
+        good = [
+            _get_with_host(served.url, host) for host in ("localhost:1", "127.0.0.1", "[::1]:80", "LOCALHOST")
+        ]
+        bad = [
+            _get_with_host(served.url, host)
+            for host in ("evil.example", "127.0.0.1.evil.example", "10.0.0.1")
+        ]
+    assert good == [200, 200, 200, 200]
+    assert bad == [403, 403, 403]
+
+
+def test_headers_without_end_are_cut_off() -> None:
+    with serve() as served:
+        address = urlsplit(served.url)
+        with socket.create_connection((address.hostname, address.port), timeout=20) as connection:
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 40_000)
+            assert b" 400 " in connection.recv(200)

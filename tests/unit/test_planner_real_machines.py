@@ -1,0 +1,77 @@
+"""The reader against the truth about 42 real machines, read in place and never committed."""
+
+from __future__ import annotations
+
+import json
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from planner import (
+    ArenaSpec,
+    PlanRefused,
+    PlanRequest,
+    make_plan,
+    read_topology,
+    topology_to_dict,
+)
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SHARED = Path(os.environ.get("STRATAD_SHARED", REPOSITORY.parent / "shared")) / "topologies"
+MACHINES = sorted(path.name.removesuffix(".tar.xz") for path in SHARED.glob("*.tar.xz"))
+PLAIN_FIELDS = ("cpus_online", "cpus_offline", "packages", "cores", "distances", "memory_total_kib")
+USABLE_FIELDS = ("usable_cpus", "usable_nodes")
+
+pytestmark = pytest.mark.skipif(
+    not MACHINES, reason=f"no captured machines under {SHARED} (set STRATAD_SHARED)"
+)
+
+
+def unpacked(name: str, tmp_path: Path) -> Path:
+    with tarfile.open(SHARED / f"{name}.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="tar")
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_the_reader_agrees_with_the_truth(name: str, tmp_path: Path) -> None:
+    truth = json.loads((SHARED / f"{name}.json").read_text())["summary"]
+    document = topology_to_dict(read_topology(unpacked(name, tmp_path)))
+    disputed = {dispute["field"].split()[0] for dispute in truth["disagreements"]}
+    for field in (*PLAIN_FIELDS, *USABLE_FIELDS):
+        if field in truth and field not in disputed:
+            assert document[field] == truth[field], field
+    nodes = document["nodes"]
+    assert isinstance(nodes, dict)
+    assert list(nodes) == list(truth["nodes"])
+    for node_id, node in truth["nodes"].items():
+        for field in ("cpus", "mem_total_kib"):
+            if field in node and f"node{node_id}" not in disputed:
+                assert nodes[node_id][field] == node[field], (node_id, field)
+    assert accelerators(document) == [
+        (gpu["busid"], gpu["class"], gpu["id"], gpu["numa_node"]) for gpu in truth["accelerators"]
+    ]
+    homes = [None if gpu["hwloc_nodes"] is None else int(gpu["hwloc_nodes"]) for gpu in truth["accelerators"]]
+    assert [gpu["node"] for gpu in document["accelerators"]] == homes  # type: ignore[attr-defined]
+
+
+def accelerators(document: dict[str, object]) -> list[tuple[object, ...]]:
+    found = document["accelerators"]
+    assert isinstance(found, list)
+    return [(gpu["busid"], gpu["class"], gpu["id"], gpu["numa_node"]) for gpu in found]
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_every_real_machine_gets_a_plan_or_a_typed_refusal(name: str, tmp_path: Path) -> None:
+    topology = read_topology(unpacked(name, tmp_path))
+    for arena_bytes in (0, 4 << 20, 44 << 30):
+        try:
+            plan = make_plan(topology, PlanRequest(arena=ArenaSpec(arena_bytes)))
+        except PlanRefused as refusal:
+            assert refusal.reasons
+            continue
+        cpu_ids = [worker.cpu_id for worker in plan.layout.workers]
+        assert set(cpu_ids) <= set(topology.usable_cpu_ids)
+        assert len(cpu_ids) <= len(topology.cores)
