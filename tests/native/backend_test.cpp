@@ -1,0 +1,66 @@
+// The whole path under a sanitizer: load into the arena, decode fused and op by op, compare with plain CPU.
+//   backend_test MODEL.gguf      (tests/native/test_native.py writes the model)
+#include <cstring>
+#include <vector>
+
+#include "backend/expert_device.hpp"
+#include "check.hpp"
+#include "engine/context.hpp"
+#include "engine/model.hpp"
+#include "engine/sampler.hpp"
+
+namespace {
+
+using namespace stratad;
+
+std::shared_ptr<Pool> pool_of(int workers, int slices) {
+  WorkerLayout layout;
+  layout.slices.resize(static_cast<size_t>(slices));
+  for (int worker = 0; worker < workers; ++worker) layout.workers.push_back({std::nullopt, worker % slices});
+  return std::make_shared<Pool>(layout, 2000);
+}
+
+std::vector<float> logits_of(const std::shared_ptr<Model>& model) {
+  Context context(model, {.context_tokens = 64, .batch_tokens = 16, .thread_count = 2});
+  Sampler sampler(model, {.temperature = 0});
+  Batch batch;
+  for (int position = 0; position < 6; ++position) batch.add(position * 31 % 320, position, 0, position == 5);
+  std::vector<float> all;
+  for (int step = 0; step < 4; ++step) {
+    context.decode(batch);
+    const auto logits = context.logits(-1);
+    all.insert(all.end(), logits.begin(), logits.end());
+    const llama_token token = sampler.sample(context, -1);
+    batch.clear();
+    batch.add(token, 6 + step, 0, true);
+  }
+  return all;
+}
+
+bool equal(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 2) return 2;
+  const auto plain = Model::load({.paths = {argv[1]}, .use_arena = false}, nullptr, {});
+  const std::vector<float> reference = logits_of(plain);
+  for (int slices : {1, 2, 3})
+    for (int workers : {1, 3}) {
+      int calls = 0;
+      const auto placed = Model::load({.paths = {argv[1]}}, pool_of(workers, slices), [&](const char*, double) { return ++calls > 0; });
+      CHECK(calls > 1);
+      CHECK(placed->arenas().size() == 1);
+      for (bool fuse_chains : {true, false}) {
+        set_device_options({.fuse_chains = fuse_chains});
+        CHECK(equal(logits_of(placed), reference));
+      }
+    }
+  const bool is_cancelled = test::throws<LoadCancelled>([&] { Model::load({.paths = {argv[1]}}, pool_of(2, 2), [](const char*, double) { return false; }); });
+  CHECK(is_cancelled);
+  attach_pool(nullptr);
+  std::printf("backend: %d failures\n", stratad::test::failures);
+  return stratad::test::failures == 0 ? 0 : 1;
+}
