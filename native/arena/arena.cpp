@@ -20,7 +20,9 @@ constexpr size_t kTouchPieceBytes = size_t{16} << 20;
 constexpr size_t kFillPieceBytes = size_t{4} << 20;
 constexpr size_t kVerifyPages = 4096;
 
-size_t page_ceiling(size_t bytes) noexcept { return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes; }
+size_t page_ceiling(size_t bytes) noexcept {
+  return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+}
 
 #ifndef MADV_POPULATE_WRITE
 constexpr int MADV_POPULATE_WRITE = 23;  // Linux 5.14; older libc headers lack the name
@@ -30,7 +32,8 @@ constexpr int MADV_POPULATE_WRITE = 23;  // Linux 5.14; older libc headers lack 
 int populate(std::byte* begin, size_t size) noexcept {
   if (madvise(begin, size, MADV_POPULATE_WRITE) == 0) return 0;
   if (errno != EINVAL) return errno;
-  for (size_t offset = 0; offset < size; offset += kPageBytes) *reinterpret_cast<volatile char*>(begin + offset) = 0;
+  for (size_t offset = 0; offset < size; offset += kPageBytes)
+    *reinterpret_cast<volatile char*>(begin + offset) = 0;
   return 0;
 }
 
@@ -71,7 +74,9 @@ class PieceJob : public Job {
     for (const auto& slice : pieces_) tasks_.push_back(group(slice, task_bytes));
   }
   int phase_count() const noexcept override { return 1; }
-  uint32_t task_count(int, int slice) const noexcept override { return static_cast<uint32_t>(tasks_[slice].size()); }
+  uint32_t task_count(int, int slice) const noexcept override {
+    return static_cast<uint32_t>(tasks_[slice].size());
+  }
   bool joins_slices(int) const noexcept override { return false; }
 
  protected:
@@ -89,9 +94,11 @@ class PieceJob : public Job {
 
 MappedRegion::MappedRegion(size_t size_bytes) : size_bytes_(page_ceiling(size_bytes)) {
   const size_t reserved = size_bytes_ + kHugePageBytes;
-  void* mapping = mmap(nullptr, reserved, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* mapping =
+      mmap(nullptr, reserved, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapping == MAP_FAILED)
-    throw std::system_error(errno, std::generic_category(), "reserving an arena of " + std::to_string(size_bytes_) + " bytes");
+    throw std::system_error(errno, std::generic_category(),
+                            "reserving an arena of " + std::to_string(size_bytes_) + " bytes");
   const auto start = reinterpret_cast<uintptr_t>(mapping);
   const uintptr_t aligned = (start + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
   if (aligned > start) munmap(mapping, aligned - start);
@@ -114,7 +121,8 @@ class Arena::TouchJob final : public PieceJob {
   void run(int, int slice, uint32_t task, int worker) noexcept override {
     if (error_number_.load(std::memory_order_relaxed) != 0) return;
     const ScopedTouchPolicy policy(arena_.layout().slices[slice].node_ids);
-    if (policy.error_number() != 0) policy_error_number_.store(policy.error_number(), std::memory_order_relaxed);
+    if (policy.error_number() != 0)
+      policy_error_number_.store(policy.error_number(), std::memory_order_relaxed);
     size_t touched = 0;
     for (const Piece& piece : pieces(slice, task)) {
       if (const int error_number = populate(arena_.bytes().data() + piece.begin, piece.end - piece.begin)) {
@@ -124,7 +132,8 @@ class Arena::TouchJob final : public PieceJob {
       touched += piece.end - piece.begin;
     }
     const size_t done = touched_bytes_.fetch_add(touched, std::memory_order_relaxed) + touched;
-    if (worker == 0 && progress_ && !progress_("placing pages", static_cast<double>(done) / static_cast<double>(arena_.bytes().size())))
+    if (worker == 0 && progress_ &&
+        !progress_("placing pages", static_cast<double>(done) / static_cast<double>(arena_.bytes().size())))
       error_number_.store(ECANCELED, std::memory_order_relaxed);
   }
 
@@ -222,7 +231,8 @@ void Arena::touch(const Progress& progress) {
 
 void Arena::protect() {
   std::vector<int> node_ids;
-  for (const SliceSeat& slice : layout().slices) node_ids.insert(node_ids.end(), slice.node_ids.begin(), slice.node_ids.end());
+  for (const SliceSeat& slice : layout().slices)
+    node_ids.insert(node_ids.end(), slice.node_ids.begin(), slice.node_ids.end());
   if (const int error_number = protect_from_balancing(bytes(), node_ids)) note_failure("mbind", error_number);
 }
 
@@ -245,7 +255,9 @@ void Arena::verify() {
 }
 
 void Arena::lock(const PlaceOptions& options) {
-  if (options.lock == LockMode::kNever || bytes().empty() || outcome_.lowest_local_ratio < options.limit_ratio) return;
+  if (options.lock == LockMode::kNever || bytes().empty() ||
+      outcome_.lowest_local_ratio < options.limit_ratio)
+    return;
   if (mlock(bytes().data(), bytes().size()) == 0) {
     outcome_.is_locked = true;
   } else {
@@ -253,7 +265,9 @@ void Arena::lock(const PlaceOptions& options) {
   }
 }
 
-void Arena::note_failure(const char* call, int error_number) { outcome_.failures.push_back({call, error_number}); }
+void Arena::note_failure(const char* call, int error_number) {
+  outcome_.failures.push_back({call, error_number});
+}
 
 bool Arena::contains(const void* address) const noexcept {
   const auto* byte = static_cast<const std::byte*>(address);
@@ -270,7 +284,8 @@ bool Arena::fill(std::byte* destination, size_t size, const Reader& read) {
   std::vector<std::vector<Piece>> pieces;
   for (const auto& list : extents_) {
     std::vector<Piece> overlaps;
-    auto extent = std::partition_point(list.begin(), list.end(), [&](const Extent& e) { return e.end <= begin; });
+    auto extent =
+        std::partition_point(list.begin(), list.end(), [&](const Extent& e) { return e.end <= begin; });
     for (; extent != list.end() && extent->begin < end; ++extent)
       overlaps.push_back({std::max(begin, extent->begin), std::min(end, extent->end)});
     pieces.push_back(pieces_of(overlaps, kFillPieceBytes));
@@ -288,7 +303,8 @@ std::vector<int32_t> Arena::sample_placement(int slice, size_t page_count) const
   for (size_t index = 0; index < wanted; ++index) {
     // Evenly spread, without running over 64 bits for any real arena.
     const size_t offset = pages / wanted * index * kPageBytes + pages % wanted * index / wanted * kPageBytes;
-    const auto extent = std::prev(std::partition_point(list.begin(), list.end(), [&](const Extent& e) { return e.bytes_before <= offset; }));
+    const auto extent = std::prev(std::partition_point(
+        list.begin(), list.end(), [&](const Extent& e) { return e.bytes_before <= offset; }));
     addresses[index] = bytes().data() + extent->begin + (offset - extent->bytes_before);
   }
   std::vector<int32_t> nodes = nodes_of_pages(addresses);

@@ -1,9 +1,9 @@
 // Host memory that holds every expert matrix, its pages placed on the nodes of the workers that read them.
 //
-// The order is fixed by the types: an ArenaReservation is address space whose tensors are announced one by one;
-// Arena::place() consumes it and touches every page under the owner's memory policy from a pinned worker, gives
-// the mapping one explicit policy, verifies where the pages are, and only then locks them (a locked page can
-// never move). There is no public step a caller could run out of order.
+// The order is fixed by the types: an ArenaReservation is address space whose tensors are announced one by
+// one; Arena::place() consumes it and touches every page under the owner's memory policy from a pinned
+// worker, gives the mapping one explicit policy, verifies where the pages are, and only then locks them (a
+// locked page can never move). There is no public step a caller could run out of order.
 #pragma once
 
 #include <cstddef>
@@ -30,11 +30,11 @@ struct LoadCancelled : std::exception {
 
 // Expert matrices of one kind in one layer: `matrix_count` matrices of `row_count` rows, one after the other.
 struct SlicedTensor {
-  size_t offset = 0;      // from the arena's start, a multiple of the page size
+  size_t offset = 0;  // from the arena's start, a multiple of the page size
   size_t row_bytes = 0;
   int64_t row_count = 0;  // of one matrix
   int64_t matrix_count = 0;
-  int part_count = 1;     // 2 for gate and up merged into one matrix: each half is cut by itself
+  int part_count = 1;  // 2 for gate and up merged into one matrix: each half is cut by itself
 };
 
 class MappedRegion {
@@ -65,16 +65,16 @@ class ArenaReservation {
 enum class LockMode { kNever, kTry };
 
 struct PlaceOptions {
-  bool huge_pages = false;      // ask for transparent huge pages; only where one slice owns the whole arena
+  bool huge_pages = false;  // ask for transparent huge pages; only where one slice owns the whole arena
   LockMode lock = LockMode::kTry;
-  double limit_ratio = 0.95;    // below this local ratio nothing is locked: locked pages cannot be repaired
+  double limit_ratio = 0.95;  // below this local ratio nothing is locked: locked pages cannot be repaired
 };
 
 struct PlaceOutcome {
   std::vector<PolicyFailure> failures;  // refused memory-policy calls, each once
   double lowest_local_ratio = 1.0;      // over the placed slices, from the verification samples
   bool is_locked = false;
-  int lock_error_number = 0;            // errno when locking was tried and refused
+  int lock_error_number = 0;  // errno when locking was tried and refused
 };
 
 class Arena {
@@ -99,9 +99,9 @@ class Arena {
   std::vector<int32_t> sample_placement(int slice, size_t page_count) const;
 
  private:
-  struct Extent {  // pages of one slice, one after the other
-    size_t begin = 0, end = 0;   // byte offsets, page multiples
-    size_t bytes_before = 0;     // of the same slice
+  struct Extent {               // pages of one slice, one after the other
+    size_t begin = 0, end = 0;  // byte offsets, page multiples
+    size_t bytes_before = 0;    // of the same slice
   };
 
   Arena(ArenaReservation reservation, std::shared_ptr<Pool> pool);

@@ -17,7 +17,9 @@ constexpr size_t kAlignmentBytes = 4096;  // every tensor starts on a page of it
 // Load probes allocate buffers of no size and still want a base address that is not null.
 std::byte* const kNoMemory = reinterpret_cast<std::byte*>(kAlignmentBytes);
 
-ArenaBuffer* context_of(ggml_backend_buffer_t buffer) { return static_cast<ArenaBuffer*>(buffer->context); }
+ArenaBuffer* context_of(ggml_backend_buffer_t buffer) {
+  return static_cast<ArenaBuffer*>(buffer->context);
+}
 
 void free_buffer(ggml_backend_buffer_t buffer) {
   ArenaBuffer* arena_buffer = context_of(buffer);
@@ -32,16 +34,20 @@ void* get_base(ggml_backend_buffer_t buffer) {
 
 ggml_status init_tensor(ggml_backend_buffer_t buffer, ggml_tensor* tensor) {
   ArenaBuffer* arena_buffer = context_of(buffer);
-  if (arena_buffer == nullptr || !arena_buffer->reservation || tensor->view_src != nullptr) return GGML_STATUS_SUCCESS;
-  arena_buffer->reservation->announce({.offset = static_cast<size_t>(static_cast<std::byte*>(tensor->data) - arena_buffer->base),
-                                       .row_bytes = tensor->nb[1],
-                                       .row_count = tensor->ne[1],
-                                       .matrix_count = tensor->ne[2],
-                                       .part_count = part_count(tensor)});
+  if (arena_buffer == nullptr || !arena_buffer->reservation || tensor->view_src != nullptr)
+    return GGML_STATUS_SUCCESS;
+  arena_buffer->reservation->announce(
+      {.offset = static_cast<size_t>(static_cast<std::byte*>(tensor->data) - arena_buffer->base),
+       .row_bytes = tensor->nb[1],
+       .row_count = tensor->ne[1],
+       .matrix_count = tensor->ne[2],
+       .part_count = part_count(tensor)});
   return GGML_STATUS_SUCCESS;
 }
 
-char* address_in(const ggml_tensor* tensor, size_t offset) { return static_cast<char*>(tensor->data) + offset; }
+char* address_in(const ggml_tensor* tensor, size_t offset) {
+  return static_cast<char*>(tensor->data) + offset;
+}
 void memset_tensor(ggml_backend_buffer_t, ggml_tensor* tensor, uint8_t value, size_t offset, size_t size) {
   std::memset(address_in(tensor, offset), value, size);
 }
@@ -56,9 +62,15 @@ void clear(ggml_backend_buffer_t buffer, uint8_t value) {
   if (value != 0 && context_of(buffer) != nullptr) std::memset(context_of(buffer)->base, value, buffer->size);
 }
 
-const char* get_name(ggml_backend_buffer_type_t) { return "STRATAD_ARENA"; }
-size_t get_alignment(ggml_backend_buffer_type_t) { return kAlignmentBytes; }
-bool is_host(ggml_backend_buffer_type_t) { return true; }
+const char* get_name(ggml_backend_buffer_type_t) {
+  return "STRATAD_ARENA";
+}
+size_t get_alignment(ggml_backend_buffer_type_t) {
+  return kAlignmentBytes;
+}
+bool is_host(ggml_backend_buffer_type_t) {
+  return true;
+}
 
 ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t size) {
   ggml_backend_buffer_i interface{};
@@ -87,9 +99,13 @@ LoadSession::LoadSession(std::shared_ptr<Pool> pool, PlaceOptions options, Progr
   current_session = this;
 }
 
-LoadSession::~LoadSession() { current_session = nullptr; }
+LoadSession::~LoadSession() {
+  current_session = nullptr;
+}
 
-LoadSession* LoadSession::current() noexcept { return current_session; }
+LoadSession* LoadSession::current() noexcept {
+  return current_session;
+}
 
 void LoadSession::place() {
   if (is_placed_) return;

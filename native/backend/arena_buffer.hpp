@@ -1,8 +1,8 @@
 // The ggml buffer type whose memory is an Arena, and the load session that turns reservations into arenas.
 //
-// ggml allocates the buffer, then announces every tensor with its name, shape and final address, and only then
-// writes the first byte. So allocation reserves, announcements collect, and the session places: once, before
-// the first write.
+// ggml allocates the buffer, then announces every tensor with its name, shape and final address, and only
+// then writes the first byte. So allocation reserves, announcements collect, and the session places: once,
+// before the first write.
 #pragma once
 
 #include <memory>
@@ -16,7 +16,8 @@
 namespace stratad {
 
 struct ArenaBuffer {
-  explicit ArenaBuffer(size_t size_bytes) : reservation(std::in_place, size_bytes), base(reservation->bytes().data()) {}
+  explicit ArenaBuffer(size_t size_bytes)
+      : reservation(std::in_place, size_bytes), base(reservation->bytes().data()) {}
   std::optional<ArenaReservation> reservation;  // until placed
   std::shared_ptr<Arena> arena;                 // afterwards
   std::byte* base;

@@ -43,7 +43,8 @@ struct Term {
   const ggml_tensor* result = nullptr;
 };
 
-// MUL_MAT_ID of whole matrices, and the ADD_ID behind it where there is one. `ahead` is the next node, in and out.
+// MUL_MAT_ID of whole matrices, and the ADD_ID behind it where there is one. `ahead` is the next node, in and
+// out.
 std::optional<Term> take_product(Walk& walk, ggml_tensor*& ahead, int readers) {
   ggml_tensor* node = ahead;
   if (node == nullptr || node->op != GGML_OP_MUL_MAT_ID || !has_row_kernel(node->src[0])) return std::nullopt;
@@ -53,7 +54,9 @@ std::optional<Term> take_product(Walk& walk, ggml_tensor*& ahead, int readers) {
   if (ahead == nullptr || ahead->op != GGML_OP_ADD_ID || ahead->src[0] != node)
     return has_readers ? std::optional(term) : std::nullopt;
   const ggml_tensor* bias = ahead->src[1];
-  if (!is_read_once || ahead->src[2] != node->src[2] || bias->type != GGML_TYPE_F32 || bias->nb[0] != sizeof(float)) return std::nullopt;
+  if (!is_read_once || ahead->src[2] != node->src[2] || bias->type != GGML_TYPE_F32 ||
+      bias->nb[0] != sizeof(float))
+    return std::nullopt;
   term.product.bias = bias;
   term.result = ahead;
   if (!walk.is_read_only_by(readers)) return std::nullopt;
@@ -104,7 +107,8 @@ bool take_gate_and_up(Walk& walk, ggml_tensor*& ahead, ExpertChain& chain) {
   if (!first_is_up && !first_is_gate) return false;
   chain.up = first_is_up ? first->product : second->product;
   chain.gate = first_is_up ? second->product : first->product;
-  return chain.up.weight->ne[1] == chain.gate.weight->ne[1] && chain.up.activation_type == chain.gate.activation_type;
+  return chain.up.weight->ne[1] == chain.gate.weight->ne[1] &&
+         chain.up.activation_type == chain.gate.activation_type;
 }
 
 // ADD over views of `weighted`, one per used expert, in order.
@@ -115,7 +119,8 @@ ggml_tensor* take_sum(Walk& walk, const ggml_tensor* weighted) {
     ggml_tensor* node = walk.next();
     if (node == nullptr || node->op != GGML_OP_ADD) return nullptr;
     const bool left = choice == 1 ? is_view_at(node->src[0], weighted, 0) : node->src[0] == sum;
-    if (!left || !is_view_at(node->src[1], weighted, static_cast<size_t>(choice) * weighted->nb[1])) return nullptr;
+    if (!left || !is_view_at(node->src[1], weighted, static_cast<size_t>(choice) * weighted->nb[1]))
+      return nullptr;
     sum = node;
   }
   return sum;
@@ -124,8 +129,9 @@ ggml_tensor* take_sum(Walk& walk, const ggml_tensor* weighted) {
 }  // namespace
 
 bool is_empty_operation(const ggml_tensor* node) noexcept {
-  return node->op == GGML_OP_NONE || node->op == GGML_OP_VIEW || node->op == GGML_OP_RESHAPE || node->op == GGML_OP_PERMUTE ||
-         node->op == GGML_OP_TRANSPOSE || (node->flags & GGML_TENSOR_FLAG_COMPUTE) == 0;
+  return node->op == GGML_OP_NONE || node->op == GGML_OP_VIEW || node->op == GGML_OP_RESHAPE ||
+         node->op == GGML_OP_PERMUTE || node->op == GGML_OP_TRANSPOSE ||
+         (node->flags & GGML_TENSOR_FLAG_COMPUTE) == 0;
 }
 
 std::optional<ExpertChain> match_chain(ggml_cgraph* graph, int first) {
@@ -135,7 +141,8 @@ std::optional<ExpertChain> match_chain(ggml_cgraph* graph, int first) {
   ExpertChain chain;
   chain.input = ahead->src[1];
   chain.ids = ahead->src[2];
-  if (chain.input->type != GGML_TYPE_F32 || chain.input->ne[1] != 1 || chain.input->nb[0] != sizeof(float)) return std::nullopt;
+  if (chain.input->type != GGML_TYPE_F32 || chain.input->ne[1] != 1 || chain.input->nb[0] != sizeof(float))
+    return std::nullopt;
   const ggml_tensor* first_input = chain.input;
   if (!take_gate_and_up(walk, ahead, chain)) return std::nullopt;
   const ggml_tensor* hidden = ahead;
@@ -170,7 +177,8 @@ bool comes_from_product(const ggml_tensor* tensor, ProductTest is_ours, int dept
   tensor = root(tensor);
   if (tensor == nullptr || depth == 0) return false;
   if (is_ours(tensor)) return true;
-  const bool is_small = tensor->op == GGML_OP_GLU || tensor->op == GGML_OP_MUL || tensor->op == GGML_OP_ADD_ID;
+  const bool is_small =
+      tensor->op == GGML_OP_GLU || tensor->op == GGML_OP_MUL || tensor->op == GGML_OP_ADD_ID;
   return is_small && comes_from_product(tensor->src[0], is_ours, depth - 1);
 }
 
@@ -187,7 +195,8 @@ bool belongs_to_chain(const ggml_tensor* operation, ProductTest is_ours) {
       return comes_from_product(operation->src[0], is_ours, kLongestPath);
     case GGML_OP_ADD:
       // The running sum: its second term is one expert's view of the weighted products.
-      return operation->src[1]->view_src != nullptr && comes_from_product(operation->src[1], is_ours, kLongestPath);
+      return operation->src[1]->view_src != nullptr &&
+             comes_from_product(operation->src[1], is_ours, kLongestPath);
     default:
       return false;
   }

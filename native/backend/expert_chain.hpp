@@ -24,9 +24,9 @@ struct ExpertChain {
   int node_count = 0;                    // nodes of the graph that this chain covers
 };
 
-// The chain that starts at node `first`, which must be an expert product. Nothing when the graph ends early (an
-// evaluation callback hands over partial graphs), when a result inside the chain has another reader or is an
-// output, or when the shape is another one.
+// The chain that starts at node `first`, which must be an expert product. Nothing when the graph ends early
+// (an evaluation callback hands over partial graphs), when a result inside the chain has another reader or is
+// an output, or when the shape is another one.
 std::optional<ExpertChain> match_chain(ggml_cgraph* graph, int first);
 
 // Whether this operation lies inside a chain over products that `is_ours` accepts: used to claim the small

@@ -68,15 +68,17 @@ DeviceState& state() {
 }
 
 bool is_pool_product(const ggml_tensor* node) {
-  return node != nullptr && node->op == GGML_OP_MUL_MAT_ID && is_in_arena(node->src[0]) && node->src[1]->type == GGML_TYPE_F32 &&
-         node->src[1]->nb[0] == sizeof(float) && has_row_kernel(node->src[0]) && state().has_pool.load(std::memory_order_relaxed) &&
+  return node != nullptr && node->op == GGML_OP_MUL_MAT_ID && is_in_arena(node->src[0]) &&
+         node->src[1]->type == GGML_TYPE_F32 && node->src[1]->nb[0] == sizeof(float) &&
+         has_row_kernel(node->src[0]) && state().has_pool.load(std::memory_order_relaxed) &&
          node->src[2]->ne[1] <= state().max_pool_tokens.load(std::memory_order_relaxed);
 }
 
 template <class ExpertJob>
 void run_on_pool(DeviceState& device, ExpertJob& job) {
   device.expert_bytes.resize(static_cast<size_t>(device.pool->slice_count()));
-  for (int slice = 0; slice < device.pool->slice_count(); ++slice) device.expert_bytes[slice] += job.weight_bytes(slice);
+  for (int slice = 0; slice < device.pool->slice_count(); ++slice)
+    device.expert_bytes[slice] += job.weight_bytes(slice);
   device.pool->run(job);
 }
 
@@ -114,11 +116,16 @@ ggml_status compute_graph(ggml_backend_t, ggml_cgraph* graph) {
 
 // ---------------------------------------------------------------- ggml's interface
 
-const char* backend_name(ggml_backend_t) { return "STRATAD"; }
-void backend_free(ggml_backend_t backend) { delete backend; }
+const char* backend_name(ggml_backend_t) {
+  return "STRATAD";
+}
+void backend_free(ggml_backend_t backend) {
+  delete backend;
+}
 
 ggml_guid_t backend_guid() {
-  static ggml_guid guid = {0x73, 0x74, 0x72, 0x61, 0x74, 0x61, 0x64, 0x2d, 0x65, 0x78, 0x70, 0x65, 0x72, 0x74, 0x73, 0x31};
+  static ggml_guid guid = {0x73, 0x74, 0x72, 0x61, 0x74, 0x61, 0x64, 0x2d,
+                           0x65, 0x78, 0x70, 0x65, 0x72, 0x74, 0x73, 0x31};
   return &guid;
 }
 
@@ -132,19 +139,29 @@ ggml_backend_t device_init(ggml_backend_dev_t device, const char*) {
   return backend;
 }
 
-const char* device_name(ggml_backend_dev_t) { return "STRATAD"; }
-const char* device_description(ggml_backend_dev_t) { return "stratad expert pool"; }
-void device_memory(ggml_backend_dev_t, size_t* free, size_t* total) { *free = *total = 0; }
-enum ggml_backend_dev_type device_type(ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_ACCEL; }
+const char* device_name(ggml_backend_dev_t) {
+  return "STRATAD";
+}
+const char* device_description(ggml_backend_dev_t) {
+  return "stratad expert pool";
+}
+void device_memory(ggml_backend_dev_t, size_t* free, size_t* total) {
+  *free = *total = 0;
+}
+enum ggml_backend_dev_type device_type(ggml_backend_dev_t) {
+  return GGML_BACKEND_DEVICE_TYPE_ACCEL;
+}
 void device_properties(ggml_backend_dev_t device, ggml_backend_dev_props* properties) {
   *properties = {};
   properties->name = device_name(device);
   properties->description = device_description(device);
   properties->type = device_type(device);
 }
-// Activations stay in the CPU's own buffers, so nothing is copied between us and ggml's CPU backend. The arena
-// is reached through tensor overrides only: were it the default, ggml would put scratch memory into it.
-ggml_backend_buffer_type_t device_buffer_type(ggml_backend_dev_t) { return ggml_backend_cpu_buffer_type(); }
+// Activations stay in the CPU's own buffers, so nothing is copied between us and ggml's CPU backend. The
+// arena is reached through tensor overrides only: were it the default, ggml would put scratch memory into it.
+ggml_backend_buffer_type_t device_buffer_type(ggml_backend_dev_t) {
+  return ggml_backend_cpu_buffer_type();
+}
 bool device_supports_buffer(ggml_backend_dev_t, ggml_backend_buffer_type_t type) {
   return type == arena_buffer_type() || ggml_backend_buft_is_host(type);
 }
@@ -161,8 +178,12 @@ bool device_supports_operation(ggml_backend_dev_t, const ggml_tensor* operation)
   }
 }
 
-const char* registry_name(ggml_backend_reg_t) { return "STRATAD"; }
-size_t registry_device_count(ggml_backend_reg_t) { return 1; }
+const char* registry_name(ggml_backend_reg_t) {
+  return "STRATAD";
+}
+size_t registry_device_count(ggml_backend_reg_t) {
+  return 1;
+}
 ggml_backend_dev_t registry_device(ggml_backend_reg_t registry, size_t) {
   static ggml_backend_device device = [registry] {
     ggml_backend_device made{};
@@ -180,17 +201,23 @@ ggml_backend_dev_t registry_device(ggml_backend_reg_t registry, size_t) {
   }();
   return &device;
 }
-void* registry_proc_address(ggml_backend_reg_t, const char*) { return nullptr; }
+void* registry_proc_address(ggml_backend_reg_t, const char*) {
+  return nullptr;
+}
 
 ggml_backend_reg_t registry() {
   static ggml_backend_reg made = {
-      GGML_BACKEND_API_VERSION, {registry_name, registry_device_count, registry_device, registry_proc_address}, nullptr};
+      GGML_BACKEND_API_VERSION,
+      {registry_name, registry_device_count, registry_device, registry_proc_address},
+      nullptr};
   return &made;
 }
 
 }  // namespace
 
-ggml_backend_dev_t expert_device() { return registry_device(registry(), 0); }
+ggml_backend_dev_t expert_device() {
+  return registry_device(registry(), 0);
+}
 
 void register_expert_device() {
   static std::once_flag once;
@@ -217,7 +244,8 @@ void set_device_options(const DeviceOptions& options) {
 DeviceCounters device_counters() {
   DeviceState& device = state();
   const std::lock_guard guard(device.mutex);
-  return {device.fused_chains.load(std::memory_order_relaxed), device.fallback_operations.load(std::memory_order_relaxed), device.expert_bytes};
+  return {device.fused_chains.load(std::memory_order_relaxed),
+          device.fallback_operations.load(std::memory_order_relaxed), device.expert_bytes};
 }
 
 }  // namespace stratad

@@ -1,5 +1,5 @@
-// The ggml device that computes expert chains out of the arena on our pool: type ACCEL, registered once with an
-// unpatched ggml. Attention and everything else stay with ggml's CPU backend.
+// The ggml device that computes expert chains out of the arena on our pool: type ACCEL, registered once with
+// an unpatched ggml. Attention and everything else stay with ggml's CPU backend.
 //
 // One device serves every context of the process (ggml has no way to unregister one), so the pool it uses is
 // attached to it and can be exchanged between computations.
@@ -15,15 +15,15 @@
 namespace stratad {
 
 struct DeviceOptions {
-  // Batches of more tokens are declined, and ggml's CPU backend computes them on our arena in place: its tiled
-  // kernel wins from about 8 rows an expert (measured, docs/BENCHMARKS.md).
+  // Batches of more tokens are declined, and ggml's CPU backend computes them on our arena in place: its
+  // tiled kernel wins from about 8 rows an expert (measured, docs/BENCHMARKS.md).
   int max_pool_tokens = 8;
   bool fuse_chains = true;  // off: op by op, for tests
 };
 
 struct DeviceCounters {
   uint64_t fused_chains = 0;
-  uint64_t fallback_operations = 0;  // claimed operations that ran by themselves
+  uint64_t fallback_operations = 0;    // claimed operations that ran by themselves
   std::vector<uint64_t> expert_bytes;  // by slice: weight bytes read
 };
 

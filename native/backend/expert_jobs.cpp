@@ -3,14 +3,15 @@
 #include <algorithm>
 #include <cmath>
 
-// Exported by ggml's CPU library without a public header: the very function its SWIGLU node calls, so the fused
-// chain has the node's bits (vectorised over 16 floats, hence kRowUnit).
+// Exported by ggml's CPU library without a public header: the very function its SWIGLU node calls, so the
+// fused chain has the node's bits (vectorised over 16 floats, hence kRowUnit).
 extern "C" void ggml_vec_swiglu_f32(const int n, float* y, const float* x, const float* g);
 
 namespace stratad {
 namespace {
 
-// Enough tasks that workers end together; few enough, and long enough, that claiming costs little beside them.
+// Enough tasks that workers end together; few enough, and long enough, that claiming costs little beside
+// them.
 constexpr int64_t kTasksPerWorker = 8;
 constexpr int64_t kLongestTaskRows = 64;
 
@@ -52,19 +53,22 @@ void ChainJob::prepare(const ExpertChain& chain, const Pool& pool) {
   weights_.resize(slots);
   for (int token = 0; token < routing_.token_count(); ++token)
     for (int choice = 0; choice < routing_.used_count(); ++choice) {
-      const char* address = static_cast<const char*>(chain.weights->data) + token * chain.weights->nb[2] + choice * chain.weights->nb[1];
+      const char* address = static_cast<const char*>(chain.weights->data) + token * chain.weights->nb[2] +
+                            choice * chain.weights->nb[1];
       weights_[token * routing_.used_count() + choice] = *reinterpret_cast<const float*>(address);
     }
 
   const int64_t hidden_rows = chain.gate.row_count, embedding_rows = chain.down.row_count;
-  quantised_input_ = input_memory_.of(chain.gate.activation_row_bytes * static_cast<size_t>(routing_.token_count()));
+  quantised_input_ =
+      input_memory_.of(chain.gate.activation_row_bytes * static_cast<size_t>(routing_.token_count()));
   hidden_ = hidden_memory_.of(slots * static_cast<size_t>(hidden_rows));
   partial_ = partial_memory_.of(slots * static_cast<size_t>(embedding_rows));
   const size_t quantised_bytes = (slots * chain.down.activation_row_bytes + 63) / 64 * 64;
   char* quantised = quantised_memory_.of(quantised_bytes * static_cast<size_t>(slice_count_));
   plans_.resize(slice_count_);
   for (int slice = 0; slice < slice_count_; ++slice) {
-    plans_[slice].hidden = tasks_of(hidden_rows, chain.gate.row_bytes(), pool, slice, routing_.expert_count());
+    plans_[slice].hidden =
+        tasks_of(hidden_rows, chain.gate.row_bytes(), pool, slice, routing_.expert_count());
     plans_[slice].embedding = tasks_of(embedding_rows, chain.down.row_bytes(), pool, slice, 1);
     plans_[slice].quantised_hidden = quantised + quantised_bytes * static_cast<size_t>(slice);
   }
@@ -88,7 +92,9 @@ uint32_t ChainJob::task_count(int phase, int slice) const noexcept {
 }
 
 // Down reads the hidden rows that its own slice quantised; every other phase reads what all slices wrote.
-bool ChainJob::joins_slices(int phase) const noexcept { return first_phase_ + phase != kDown; }
+bool ChainJob::joins_slices(int phase) const noexcept {
+  return first_phase_ + phase != kDown;
+}
 
 void ChainJob::run(int phase, int slice, uint32_t task, int) noexcept {
   const SlicePlan& plan = plans_[slice];
@@ -109,8 +115,10 @@ void ChainJob::run(int phase, int slice, uint32_t task, int) noexcept {
 }
 
 void ChainJob::quantise_input(int token) noexcept {
-  const char* row = static_cast<const char*>(chain_.input->data) + static_cast<size_t>(token) * chain_.input->nb[2];
-  chain_.gate.quantise(reinterpret_cast<const float*>(row), quantised_input_ + static_cast<size_t>(token) * chain_.gate.activation_row_bytes);
+  const char* row =
+      static_cast<const char*>(chain_.input->data) + static_cast<size_t>(token) * chain_.input->nb[2];
+  chain_.gate.quantise(reinterpret_cast<const float*>(row),
+                       quantised_input_ + static_cast<size_t>(token) * chain_.gate.activation_row_bytes);
 }
 
 // Tasks go expert by expert, so that neighbours in claim order are neighbours in memory.
@@ -121,10 +129,12 @@ void ChainJob::gate_up(const SlicePlan& plan, uint32_t task) noexcept {
   const int32_t expert = routing_.expert(index);
   float gate[kLongestTaskRows], up[kLongestTaskRows];
   for (int slot : routing_.slots(index)) {
-    const char* input = quantised_input_ + static_cast<size_t>(slot / routing_.used_count()) * chain_.gate.activation_row_bytes;
+    const char* input = quantised_input_ +
+                        static_cast<size_t>(slot / routing_.used_count()) * chain_.gate.activation_row_bytes;
     chain_.gate.rows(expert, rows.begin, rows.end, input, gate);
     chain_.up.rows(expert, rows.begin, rows.end, input, up);
-    activate(rows.count(), gate, up, hidden_ + static_cast<size_t>(slot) * static_cast<size_t>(chain_.gate.row_count) + rows.begin);
+    activate(rows.count(), gate, up,
+             hidden_ + static_cast<size_t>(slot) * static_cast<size_t>(chain_.gate.row_count) + rows.begin);
   }
 }
 
@@ -133,15 +143,18 @@ void ChainJob::activate(int64_t count, const float* gate, const float* up, float
     ggml_vec_swiglu_f32(static_cast<int>(count), hidden, gate, up);
     return;
   }
-  for (int64_t row = 0; row < count; ++row) hidden[row] = swiglu_oai(gate[row], up[row], chain_.alpha, chain_.limit);
+  for (int64_t row = 0; row < count; ++row)
+    hidden[row] = swiglu_oai(gate[row], up[row], chain_.alpha, chain_.limit);
 }
 
 void ChainJob::down(const SlicePlan& plan, uint32_t task) noexcept {
   const RowRange rows = plan.embedding.task(task);
   for (int index = 0; index < routing_.expert_count(); ++index)
     for (int slot : routing_.slots(index))
-      chain_.down.rows(routing_.expert(index), rows.begin, rows.end, plan.quantised_hidden + static_cast<size_t>(slot) * chain_.down.activation_row_bytes,
-                       partial_ + static_cast<size_t>(slot) * static_cast<size_t>(chain_.down.row_count) + rows.begin);
+      chain_.down.rows(
+          routing_.expert(index), rows.begin, rows.end,
+          plan.quantised_hidden + static_cast<size_t>(slot) * chain_.down.activation_row_bytes,
+          partial_ + static_cast<size_t>(slot) * static_cast<size_t>(chain_.down.row_count) + rows.begin);
   sum(rows);
 }
 
@@ -149,12 +162,15 @@ void ChainJob::down(const SlicePlan& plan, uint32_t task) noexcept {
 void ChainJob::sum(RowRange rows) noexcept {
   const int used = routing_.used_count();
   for (int token = 0; token < routing_.token_count(); ++token) {
-    auto* output = reinterpret_cast<float*>(static_cast<char*>(chain_.output->data) + static_cast<size_t>(token) * chain_.output->nb[1]);
+    auto* output = reinterpret_cast<float*>(static_cast<char*>(chain_.output->data) +
+                                            static_cast<size_t>(token) * chain_.output->nb[1]);
     for (int64_t row = rows.begin; row < rows.end; ++row) {
-      const float* part = partial_ + static_cast<size_t>(token) * used * static_cast<size_t>(chain_.down.row_count) + row;
+      const float* part =
+          partial_ + static_cast<size_t>(token) * used * static_cast<size_t>(chain_.down.row_count) + row;
       float total = part[0] * weights_[token * used];
       for (int choice = 1; choice < used; ++choice)
-        total += part[static_cast<size_t>(choice) * static_cast<size_t>(chain_.down.row_count)] * weights_[token * used + choice];
+        total += part[static_cast<size_t>(choice) * static_cast<size_t>(chain_.down.row_count)] *
+                 weights_[token * used + choice];
       output[row] = total;
     }
   }
@@ -162,8 +178,9 @@ void ChainJob::sum(RowRange rows) noexcept {
 
 uint64_t ChainJob::weight_bytes(int slice) const noexcept {
   const SlicePlan& plan = plans_[slice];
-  const uint64_t per_expert = static_cast<uint64_t>(plan.hidden.rows.count()) * (chain_.gate.row_bytes() + chain_.up.row_bytes()) +
-                              static_cast<uint64_t>(plan.embedding.rows.count()) * chain_.down.row_bytes();
+  const uint64_t per_expert =
+      static_cast<uint64_t>(plan.hidden.rows.count()) * (chain_.gate.row_bytes() + chain_.up.row_bytes()) +
+      static_cast<uint64_t>(plan.embedding.rows.count()) * chain_.down.row_bytes();
   return per_expert * static_cast<uint64_t>(routing_.expert_count());
 }
 
@@ -180,19 +197,23 @@ void ProductJob::prepare(ggml_tensor* node, const Pool& pool) {
   quantised_ = memory_.of(static_cast<size_t>(input->ne[1] * input->ne[2]) * product_.activation_row_bytes);
   plans_.resize(slice_count_);
   for (int slice = 0; slice < slice_count_; ++slice)
-    plans_[slice] = tasks_of(weight->ne[1] / parts_, weight->nb[1], pool, slice, routing_.expert_count() * parts_);
+    plans_[slice] =
+        tasks_of(weight->ne[1] / parts_, weight->nb[1], pool, slice, routing_.expert_count() * parts_);
 }
 
 uint32_t ProductJob::task_count(int phase, int slice) const noexcept {
-  if (phase == 0) return dealt(static_cast<int>(node_->src[1]->ne[1] * node_->src[1]->ne[2]), slice, slice_count_);
+  if (phase == 0)
+    return dealt(static_cast<int>(node_->src[1]->ne[1] * node_->src[1]->ne[2]), slice, slice_count_);
   return plans_[slice].count() * static_cast<uint32_t>(routing_.expert_count() * parts_);
 }
 
 void ProductJob::quantise(uint32_t row) noexcept {
   const ggml_tensor* input = node_->src[1];
-  const char* address = static_cast<const char*>(input->data) + row / static_cast<size_t>(input->ne[1]) * input->nb[2] +
+  const char* address = static_cast<const char*>(input->data) +
+                        row / static_cast<size_t>(input->ne[1]) * input->nb[2] +
                         row % static_cast<size_t>(input->ne[1]) * input->nb[1];
-  product_.quantise(reinterpret_cast<const float*>(address), quantised_ + row * product_.activation_row_bytes);
+  product_.quantise(reinterpret_cast<const float*>(address),
+                    quantised_ + row * product_.activation_row_bytes);
 }
 
 void ProductJob::run(int phase, int slice, uint32_t task, int) noexcept {
@@ -208,15 +229,19 @@ void ProductJob::run(int phase, int slice, uint32_t task, int) noexcept {
   const int64_t input_rows = node_->src[1]->ne[1];
   for (int slot : routing_.slots(index)) {
     const int token = slot / routing_.used_count(), choice = slot % routing_.used_count();
-    const char* input = quantised_ + static_cast<size_t>(token * input_rows + choice % input_rows) * product_.activation_row_bytes;
-    auto* output = reinterpret_cast<float*>(static_cast<char*>(node_->data) + static_cast<size_t>(token) * node_->nb[2] +
-                                            static_cast<size_t>(choice) * node_->nb[1]);
-    product_.rows(routing_.expert(index), shift + rows.begin, shift + rows.end, input, output + shift + rows.begin);
+    const char* input = quantised_ + static_cast<size_t>(token * input_rows + choice % input_rows) *
+                                         product_.activation_row_bytes;
+    auto* output =
+        reinterpret_cast<float*>(static_cast<char*>(node_->data) + static_cast<size_t>(token) * node_->nb[2] +
+                                 static_cast<size_t>(choice) * node_->nb[1]);
+    product_.rows(routing_.expert(index), shift + rows.begin, shift + rows.end, input,
+                  output + shift + rows.begin);
   }
 }
 
 uint64_t ProductJob::weight_bytes(int slice) const noexcept {
-  return static_cast<uint64_t>(plans_[slice].rows.count() * parts_ * routing_.expert_count()) * product_.row_bytes();
+  return static_cast<uint64_t>(plans_[slice].rows.count() * parts_ * routing_.expert_count()) *
+         product_.row_bytes();
 }
 
 }  // namespace stratad

@@ -1,7 +1,8 @@
 // The two jobs the pool runs for a layer's experts: the whole chain, or one product by itself.
 //
 // Rows of every matrix are cut by slice (arena/row_cut.hpp), so a worker reads weights of its own node only.
-// A row's sum is computed by one worker in ggml's order: any number of slices and workers gives the same bits.
+// A row's sum is computed by one worker in ggml's order: any number of slices and workers gives the same
+// bits.
 #pragma once
 
 #include <cstdint>
@@ -19,17 +20,19 @@ namespace stratad {
 struct RowTasks {
   RowRange rows;
   int64_t rows_per_task = kRowUnit;
-  uint32_t count() const noexcept { return static_cast<uint32_t>((rows.count() + rows_per_task - 1) / rows_per_task); }
+  uint32_t count() const noexcept {
+    return static_cast<uint32_t>((rows.count() + rows_per_task - 1) / rows_per_task);
+  }
   RowRange task(uint32_t index) const noexcept;
 };
 
-// gate, up, activation, down, router weights, sum. Phases: quantise the input (several tokens only), gate and up
-// with the activation, quantise the hidden rows (each slice for itself, so that no slice waits twice for
+// gate, up, activation, down, router weights, sum. Phases: quantise the input (several tokens only), gate and
+// up with the activation, quantise the hidden rows (each slice for itself, so that no slice waits twice for
 // another), down with the weighted sum.
 class ChainJob final : public Job {
  public:
-  // Takes over what it needs of ids and router weights before anything is written: the graph allocator may give
-  // the result the memory of either.
+  // Takes over what it needs of ids and router weights before anything is written: the graph allocator may
+  // give the result the memory of either.
   void prepare(const ExpertChain& chain, const Pool& pool);
 
   int phase_count() const noexcept override { return kPhases - first_phase_; }

@@ -7,10 +7,13 @@ namespace stratad {
 bool has_row_kernel(const ggml_tensor* weight) noexcept {
   const auto* traits = ggml_get_type_traits_cpu(weight->type);
   if (traits->vec_dot == nullptr || weight->nb[0] != ggml_type_size(weight->type)) return false;
-  return traits->vec_dot_type == GGML_TYPE_F32 || ggml_get_type_traits_cpu(traits->vec_dot_type)->from_float != nullptr;
+  return traits->vec_dot_type == GGML_TYPE_F32 ||
+         ggml_get_type_traits_cpu(traits->vec_dot_type)->from_float != nullptr;
 }
 
-int part_count(const ggml_tensor* weight) noexcept { return std::strstr(weight->name, "gate_up_exps") != nullptr ? 2 : 1; }
+int part_count(const ggml_tensor* weight) noexcept {
+  return std::strstr(weight->name, "gate_up_exps") != nullptr ? 2 : 1;
+}
 
 ExpertProduct::ExpertProduct(const ggml_tensor* weight_, int64_t first_row_, int64_t row_count_) noexcept
     : weight(weight_), first_row(first_row_), row_count(row_count_) {
@@ -29,14 +32,16 @@ void ExpertProduct::quantise(const float* activations, void* quantised) const no
   }
 }
 
-void ExpertProduct::rows(int32_t expert, int64_t begin, int64_t end, const void* quantised, float* output) const noexcept {
+void ExpertProduct::rows(int32_t expert, int64_t begin, int64_t end, const void* quantised,
+                         float* output) const noexcept {
   const char* matrix = static_cast<const char*>(weight->data) + static_cast<size_t>(expert) * weight->nb[2];
   for (int64_t row = begin; row < end; ++row) {
     const char* weights = matrix + static_cast<size_t>(first_row + row) * weight->nb[1];
     dot(static_cast<int>(columns()), output + (row - begin), 0, weights, 0, quantised, 0, 1);
   }
   if (bias == nullptr) return;
-  const auto* added = reinterpret_cast<const float*>(static_cast<const char*>(bias->data) + static_cast<size_t>(expert) * bias->nb[1]);
+  const auto* added = reinterpret_cast<const float*>(static_cast<const char*>(bias->data) +
+                                                     static_cast<size_t>(expert) * bias->nb[1]);
   for (int64_t row = begin; row < end; ++row) output[row - begin] += added[first_row + row];
 }
 

@@ -25,7 +25,8 @@ void Routing::read(const ggml_tensor* ids, int64_t expert_count) {
   for (size_t index = 1; index < starts_.size(); ++index) starts_[index] += starts_[index - 1];
   slots_.resize(slot_count());
   next_.assign(starts_.begin(), starts_.end() - 1);
-  for (int slot = 0; slot < slot_count(); ++slot) slots_[next_[index_of_expert_[expert_of_slot_[slot]]]++] = slot;
+  for (int slot = 0; slot < slot_count(); ++slot)
+    slots_[next_[index_of_expert_[expert_of_slot_[slot]]]++] = slot;
 }
 
 }  // namespace stratad

@@ -1,5 +1,5 @@
-// Memory that a job reuses from call to call: it grows to the largest batch seen and is never given back, so the
-// decode path allocates nothing once it has run.
+// Memory that a job reuses from call to call: it grows to the largest batch seen and is never given back, so
+// the decode path allocates nothing once it has run.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// The Python face of native/: coarse calls, structs with named fields, no addresses. Every call that can block
-// releases the GIL; workers never call Python.
+// The Python face of native/: coarse calls, structs with named fields, no addresses. Every call that can
+// block releases the GIL; workers never call Python.
 #include <pybind11/functional.h>
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
@@ -22,7 +22,8 @@ namespace {
 
 using ReleaseGil = py::call_guard<py::gil_scoped_release>;
 
-// A Python callable as Progress: takes the GIL for the call. A Python exception travels on as error_already_set.
+// A Python callable as Progress: takes the GIL for the call. A Python exception travels on as
+// error_already_set.
 Progress progress_of(const py::object& callable) {
   if (callable.is_none()) return {};
   auto shared = std::make_shared<py::object>(callable);
@@ -38,8 +39,10 @@ py::array_t<T> to_array(std::span<const T> values) {
 }
 
 void translate_errors(py::module_& module) {
-  static PyObject* model_load_error = py::exception<ModelLoadError>(module, "ModelLoadError", PyExc_RuntimeError).ptr();
-  static PyObject* load_cancelled = py::exception<LoadCancelled>(module, "LoadCancelled", PyExc_RuntimeError).ptr();
+  static PyObject* model_load_error =
+      py::exception<ModelLoadError>(module, "ModelLoadError", PyExc_RuntimeError).ptr();
+  static PyObject* load_cancelled =
+      py::exception<LoadCancelled>(module, "LoadCancelled", PyExc_RuntimeError).ptr();
   static PyObject* decode_error = py::exception<DecodeError>(module, "DecodeError", PyExc_RuntimeError).ptr();
   (void)model_load_error;
   (void)load_cancelled;
@@ -51,7 +54,8 @@ void translate_errors(py::module_& module) {
     } catch (const LoadCancelled& failure) {
       PyErr_SetString(load_cancelled, failure.what());
     } catch (const DecodeError& failure) {
-      const py::object instance = py::reinterpret_steal<py::object>(PyObject_CallFunction(decode_error, "s", failure.what()));
+      const py::object instance =
+          py::reinterpret_steal<py::object>(PyObject_CallFunction(decode_error, "s", failure.what()));
       if (!instance) return;
       instance.attr("status") = failure.status;
       PyErr_SetObject(decode_error, instance.ptr());
@@ -64,22 +68,29 @@ void translate_errors(py::module_& module) {
 
 void bind_pool(py::module_& module) {
   py::class_<SliceSeat>(module, "SliceSeat")
-      .def(py::init([](std::vector<int> node_ids, int weight) { return SliceSeat{std::move(node_ids), weight}; }), py::arg("node_ids") = std::vector<int>{},
-           py::arg("weight") = 1)
+      .def(py::init(
+               [](std::vector<int> node_ids, int weight) { return SliceSeat{std::move(node_ids), weight}; }),
+           py::arg("node_ids") = std::vector<int>{}, py::arg("weight") = 1)
       .def_readonly("node_ids", &SliceSeat::node_ids)
       .def_readonly("weight", &SliceSeat::weight);
   py::class_<WorkerSeat>(module, "WorkerSeat")
-      .def(py::init([](std::optional<int> cpu_id, int slice_index) { return WorkerSeat{cpu_id, slice_index}; }), py::arg("cpu_id") = std::nullopt,
-           py::arg("slice_index") = 0)
+      .def(py::init(
+               [](std::optional<int> cpu_id, int slice_index) { return WorkerSeat{cpu_id, slice_index}; }),
+           py::arg("cpu_id") = std::nullopt, py::arg("slice_index") = 0)
       .def_readonly("cpu_id", &WorkerSeat::cpu_id)
       .def_readonly("slice_index", &WorkerSeat::slice_index);
   py::class_<SliceCounters>(module, "SliceCounters")
       .def_readonly("tasks", &SliceCounters::tasks)
-      .def_property_readonly("wait_seconds", [](const SliceCounters& c) { return static_cast<double>(c.wait_nanoseconds) * 1e-9; })
-      .def_property_readonly("drain_seconds", [](const SliceCounters& c) { return static_cast<double>(c.drain_nanoseconds) * 1e-9; });
+      .def_property_readonly(
+          "wait_seconds",
+          [](const SliceCounters& c) { return static_cast<double>(c.wait_nanoseconds) * 1e-9; })
+      .def_property_readonly("drain_seconds", [](const SliceCounters& c) {
+        return static_cast<double>(c.drain_nanoseconds) * 1e-9;
+      });
   py::class_<Pool, std::shared_ptr<Pool>>(module, "Pool")
       .def(py::init([](std::vector<SliceSeat> slices, std::vector<WorkerSeat> workers, double spin_seconds) {
-             return std::make_shared<Pool>(WorkerLayout{std::move(slices), std::move(workers)}, static_cast<uint64_t>(spin_seconds * 1e9));
+             return std::make_shared<Pool>(WorkerLayout{std::move(slices), std::move(workers)},
+                                           static_cast<uint64_t>(spin_seconds * 1e9));
            }),
            py::arg("slices"), py::arg("workers"), py::arg("spin_seconds") = 50e-6, ReleaseGil())
       .def_property_readonly("slice_count", &Pool::slice_count)
@@ -111,7 +122,8 @@ void bind_memory_policy(py::module_& module) {
   module.def(
       "set_thread_policy",
       [](PolicyMode mode, const std::vector<int>& node_ids) {
-        if (const int error_number = set_thread_policy(mode, node_ids)) throw std::system_error(error_number, std::generic_category(), "set_mempolicy");
+        if (const int error_number = set_thread_policy(mode, node_ids))
+          throw std::system_error(error_number, std::generic_category(), "set_mempolicy");
       },
       py::arg("mode"), py::arg("node_ids") = std::vector<int>{});
 }
@@ -119,7 +131,9 @@ void bind_memory_policy(py::module_& module) {
 void bind_arena(py::module_& module) {
   py::enum_<LockMode>(module, "LockMode").value("NEVER", LockMode::kNever).value("TRY", LockMode::kTry);
   py::class_<PlaceOptions>(module, "PlaceOptions")
-      .def(py::init([](bool huge_pages, LockMode lock, double limit_ratio) { return PlaceOptions{huge_pages, lock, limit_ratio}; }),
+      .def(py::init([](bool huge_pages, LockMode lock, double limit_ratio) {
+             return PlaceOptions{huge_pages, lock, limit_ratio};
+           }),
            py::arg("huge_pages") = false, py::arg("lock") = LockMode::kTry, py::arg("limit_ratio") = 0.95);
   py::class_<PlaceOutcome>(module, "PlaceOutcome")
       .def_readonly("failures", &PlaceOutcome::failures)
@@ -151,7 +165,8 @@ void bind_device(py::module_& module) {
       .def_readonly("expert_bytes", &DeviceCounters::expert_bytes);
   module.def("attach_pool", &attach_pool, py::arg("pool"), ReleaseGil());
   module.def(
-      "set_device_options", [](int max_pool_tokens, bool fuse_chains) { set_device_options({max_pool_tokens, fuse_chains}); },
+      "set_device_options",
+      [](int max_pool_tokens, bool fuse_chains) { set_device_options({max_pool_tokens, fuse_chains}); },
       py::arg("max_pool_tokens") = DeviceOptions{}.max_pool_tokens, py::arg("fuse_chains") = true);
   module.def("device_counters", &device_counters, ReleaseGil());
 }
@@ -160,23 +175,41 @@ void bind_model(py::module_& module) {
   py::class_<Model, std::shared_ptr<Model>>(module, "Model")
       .def_static(
           "load",
-          [](const std::vector<std::string>& paths, std::shared_ptr<Pool> pool, const PlaceOptions& place, bool use_arena, bool release_page_cache,
-             const py::object& progress) {
+          [](const std::vector<std::string>& paths, std::shared_ptr<Pool> pool, const PlaceOptions& place,
+             bool use_arena, bool release_page_cache, const py::object& progress) {
             const Progress native_progress = progress_of(progress);
             const py::gil_scoped_release release;
-            return Model::load({paths, use_arena, release_page_cache, place}, std::move(pool), native_progress);
+            return Model::load({paths, use_arena, release_page_cache, place}, std::move(pool),
+                               native_progress);
           },
-          py::arg("paths"), py::arg("pool") = nullptr, py::kw_only(), py::arg("place") = PlaceOptions{}, py::arg("use_arena") = true,
-          py::arg("release_page_cache") = false, py::arg("progress") = py::none())
+          py::arg("paths"), py::arg("pool") = nullptr, py::kw_only(), py::arg("place") = PlaceOptions{},
+          py::arg("use_arena") = true, py::arg("release_page_cache") = false,
+          py::arg("progress") = py::none())
       .def_property_readonly("arenas", &Model::arenas)
-      .def("tokenize", &Model::tokenize, py::arg("text"), py::kw_only(), py::arg("add_special"), py::arg("parse_special"), ReleaseGil())
-      .def("token_bytes", [](const Model& model, llama_token token) { return py::bytes(model.token_bytes(token)); }, py::arg("token"))
-      .def("token_text", [](const Model& model, llama_token token) { return std::string(llama_vocab_get_text(model.vocabulary(), token)); }, py::arg("token"))
-      .def("is_end_of_generation", [](const Model& model, llama_token token) { return llama_vocab_is_eog(model.vocabulary(), token); }, py::arg("token"))
-      .def_property_readonly("token_count", [](const Model& model) { return llama_vocab_n_tokens(model.vocabulary()); })
-      .def_property_readonly("bos_token", [](const Model& model) { return llama_vocab_bos(model.vocabulary()); })
-      .def_property_readonly("eos_token", [](const Model& model) { return llama_vocab_eos(model.vocabulary()); })
-      .def_property_readonly("trained_context_tokens", [](const Model& model) { return llama_model_n_ctx_train(model.get()); })
+      .def("tokenize", &Model::tokenize, py::arg("text"), py::kw_only(), py::arg("add_special"),
+           py::arg("parse_special"), ReleaseGil())
+      .def(
+          "token_bytes",
+          [](const Model& model, llama_token token) { return py::bytes(model.token_bytes(token)); },
+          py::arg("token"))
+      .def(
+          "token_text",
+          [](const Model& model, llama_token token) {
+            return std::string(llama_vocab_get_text(model.vocabulary(), token));
+          },
+          py::arg("token"))
+      .def(
+          "is_end_of_generation",
+          [](const Model& model, llama_token token) { return llama_vocab_is_eog(model.vocabulary(), token); },
+          py::arg("token"))
+      .def_property_readonly("token_count",
+                             [](const Model& model) { return llama_vocab_n_tokens(model.vocabulary()); })
+      .def_property_readonly("bos_token",
+                             [](const Model& model) { return llama_vocab_bos(model.vocabulary()); })
+      .def_property_readonly("eos_token",
+                             [](const Model& model) { return llama_vocab_eos(model.vocabulary()); })
+      .def_property_readonly("trained_context_tokens",
+                             [](const Model& model) { return llama_model_n_ctx_train(model.get()); })
       .def_property_readonly("chat_template", &Model::chat_template)
       .def("metadata", &Model::metadata, py::arg("key"));
 }
@@ -184,7 +217,8 @@ void bind_model(py::module_& module) {
 void bind_context(py::module_& module) {
   py::class_<Batch>(module, "Batch")
       .def(py::init<>())
-      .def("add", &Batch::add, py::arg("token"), py::arg("position"), py::arg("sequence") = 0, py::arg("wants_logits") = false)
+      .def("add", &Batch::add, py::arg("token"), py::arg("position"), py::arg("sequence") = 0,
+           py::arg("wants_logits") = false)
       .def("clear", &Batch::clear)
       .def("__len__", &Batch::size);
   py::class_<DecodeCounters>(module, "DecodeCounters")
@@ -192,48 +226,61 @@ void bind_context(py::module_& module) {
       .def_readonly("tokens", &DecodeCounters::tokens)
       .def_readonly("seconds", &DecodeCounters::seconds);
   py::class_<Context>(module, "Context")
-      .def(py::init([](std::shared_ptr<Model> model, uint32_t context_tokens, uint32_t batch_tokens, uint32_t sequence_count, int thread_count,
-                       std::vector<int> cpu_ids) {
-             return std::make_unique<Context>(std::move(model), ContextOptions{context_tokens, batch_tokens, sequence_count, thread_count, std::move(cpu_ids)});
+      .def(py::init([](std::shared_ptr<Model> model, uint32_t context_tokens, uint32_t batch_tokens,
+                       uint32_t sequence_count, int thread_count, std::vector<int> cpu_ids) {
+             return std::make_unique<Context>(
+                 std::move(model), ContextOptions{context_tokens, batch_tokens, sequence_count, thread_count,
+                                                  std::move(cpu_ids)});
            }),
-           py::arg("model"), py::kw_only(), py::arg("context_tokens") = 4096, py::arg("batch_tokens") = 512, py::arg("sequence_count") = 1,
-           py::arg("thread_count") = 1, py::arg("cpu_ids") = std::vector<int>{}, ReleaseGil())
+           py::arg("model"), py::kw_only(), py::arg("context_tokens") = 4096, py::arg("batch_tokens") = 512,
+           py::arg("sequence_count") = 1, py::arg("thread_count") = 1,
+           py::arg("cpu_ids") = std::vector<int>{}, ReleaseGil())
       .def_property_readonly("context_tokens", &Context::context_tokens)
       .def_property_readonly("counters", &Context::counters)
       .def("decode", &Context::decode, py::arg("batch"), ReleaseGil())
       .def("abort", &Context::abort)
-      .def("logits", [](const Context& context, int index) { return to_array(context.logits(index)); }, py::arg("index") = -1)
-      .def("forget", &Context::forget, py::arg("sequence"), py::arg("begin") = 0, py::arg("end") = -1, ReleaseGil())
-      .def("save_state",
-           [](const Context& context, llama_seq_id sequence) {
-             std::vector<uint8_t> state;
-             {
-               const py::gil_scoped_release release;
-               state = context.save_state(sequence);
-             }
-             return py::bytes(reinterpret_cast<const char*>(state.data()), state.size());
-           },
-           py::arg("sequence") = 0)
-      .def("restore_state",
-           [](Context& context, llama_seq_id sequence, const py::bytes& state) {
-             const std::string_view bytes = state;
-             const py::gil_scoped_release release;
-             context.restore_state(sequence, {reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()});
-           },
-           py::arg("sequence"), py::arg("state"));
+      .def(
+          "logits", [](const Context& context, int index) { return to_array(context.logits(index)); },
+          py::arg("index") = -1)
+      .def("forget", &Context::forget, py::arg("sequence"), py::arg("begin") = 0, py::arg("end") = -1,
+           ReleaseGil())
+      .def(
+          "save_state",
+          [](const Context& context, llama_seq_id sequence) {
+            std::vector<uint8_t> state;
+            {
+              const py::gil_scoped_release release;
+              state = context.save_state(sequence);
+            }
+            return py::bytes(reinterpret_cast<const char*>(state.data()), state.size());
+          },
+          py::arg("sequence") = 0)
+      .def(
+          "restore_state",
+          [](Context& context, llama_seq_id sequence, const py::bytes& state) {
+            const std::string_view bytes = state;
+            const py::gil_scoped_release release;
+            context.restore_state(sequence, {reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()});
+          },
+          py::arg("sequence"), py::arg("state"));
 }
 
 void bind_sampler(py::module_& module) {
   py::class_<Sampler>(module, "Sampler")
-      .def(py::init([](std::shared_ptr<Model> model, float temperature, int top_k, float top_p, float min_p, std::optional<uint32_t> seed,
-                       float repeat_penalty, float frequency_penalty, float presence_penalty, int penalty_last_tokens, std::string grammar,
+      .def(py::init([](std::shared_ptr<Model> model, float temperature, int top_k, float top_p, float min_p,
+                       std::optional<uint32_t> seed, float repeat_penalty, float frequency_penalty,
+                       float presence_penalty, int penalty_last_tokens, std::string grammar,
                        std::vector<std::pair<llama_token, float>> logit_bias) {
-             return std::make_unique<Sampler>(std::move(model), SamplerOptions{temperature, top_k, top_p, min_p, seed, repeat_penalty, frequency_penalty,
-                                                                               presence_penalty, penalty_last_tokens, std::move(grammar), std::move(logit_bias)});
+             return std::make_unique<Sampler>(
+                 std::move(model), SamplerOptions{temperature, top_k, top_p, min_p, seed, repeat_penalty,
+                                                  frequency_penalty, presence_penalty, penalty_last_tokens,
+                                                  std::move(grammar), std::move(logit_bias)});
            }),
-           py::arg("model"), py::kw_only(), py::arg("temperature") = 0.8f, py::arg("top_k") = 40, py::arg("top_p") = 0.95f, py::arg("min_p") = 0.05f,
-           py::arg("seed") = std::nullopt, py::arg("repeat_penalty") = 1.0f, py::arg("frequency_penalty") = 0.0f, py::arg("presence_penalty") = 0.0f,
-           py::arg("penalty_last_tokens") = 64, py::arg("grammar") = "", py::arg("logit_bias") = std::vector<std::pair<llama_token, float>>{}, ReleaseGil())
+           py::arg("model"), py::kw_only(), py::arg("temperature") = 0.8f, py::arg("top_k") = 40,
+           py::arg("top_p") = 0.95f, py::arg("min_p") = 0.05f, py::arg("seed") = std::nullopt,
+           py::arg("repeat_penalty") = 1.0f, py::arg("frequency_penalty") = 0.0f,
+           py::arg("presence_penalty") = 0.0f, py::arg("penalty_last_tokens") = 64, py::arg("grammar") = "",
+           py::arg("logit_bias") = std::vector<std::pair<llama_token, float>>{}, ReleaseGil())
       .def("sample", &Sampler::sample, py::arg("context"), py::arg("index") = -1, ReleaseGil());
 }
 

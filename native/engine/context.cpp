@@ -9,8 +9,8 @@
 namespace stratad {
 namespace {
 
-// Without a threadpool of its own, ggml starts and ends one for every part of a graph; with one that polls, its
-// idle threads spin on the CPUs our workers need (both measured, ADR 0001).
+// Without a threadpool of its own, ggml starts and ends one for every part of a graph; with one that polls,
+// its idle threads spin on the CPUs our workers need (both measured, ADR 0001).
 ggml_threadpool* start_threadpool(const ContextOptions& options) {
   const ScopedAffinity affinity(options.cpu_ids);
   auto parameters = ggml_threadpool_params_default(options.thread_count);
@@ -20,7 +20,9 @@ ggml_threadpool* start_threadpool(const ContextOptions& options) {
   return threadpool;
 }
 
-bool is_aborted(void* flag) { return static_cast<std::atomic<bool>*>(flag)->load(std::memory_order_relaxed); }
+bool is_aborted(void* flag) {
+  return static_cast<std::atomic<bool>*>(flag)->load(std::memory_order_relaxed);
+}
 
 }  // namespace
 
@@ -38,7 +40,8 @@ void Batch::clear() noexcept {
   wants_logits_.clear();
 }
 
-Context::Context(std::shared_ptr<Model> model, const ContextOptions& options) : model_(std::move(model)), batch_tokens_(options.batch_tokens) {
+Context::Context(std::shared_ptr<Model> model, const ContextOptions& options)
+    : model_(std::move(model)), batch_tokens_(options.batch_tokens) {
   llama_context_params parameters = llama_context_default_params();
   parameters.n_ctx = options.context_tokens;
   parameters.n_batch = options.batch_tokens;
@@ -70,7 +73,8 @@ void Context::decode(Batch& batch) {
   const auto count = static_cast<int32_t>(batch.size());
   if (count == 0) throw std::invalid_argument("an empty batch cannot be decoded");
   if (batch.size() > batch_tokens_)
-    throw std::invalid_argument("a batch of " + std::to_string(count) + " tokens exceeds batch_tokens = " + std::to_string(batch_tokens_));
+    throw std::invalid_argument("a batch of " + std::to_string(count) +
+                                " tokens exceeds batch_tokens = " + std::to_string(batch_tokens_));
   std::vector<int32_t> sequence_counts(batch.size(), 1);
   std::vector<llama_seq_id*> sequences(batch.size());
   for (size_t index = 0; index < batch.size(); ++index) sequences[index] = &batch.sequences_[index];
@@ -90,15 +94,18 @@ void Context::decode(Batch& batch) {
   const auto elapsed = std::chrono::steady_clock::now() - start;
   calls_.fetch_add(1, std::memory_order_relaxed);
   tokens_.fetch_add(batch.size(), std::memory_order_relaxed);
-  nanoseconds_.fetch_add(static_cast<uint64_t>(elapsed / std::chrono::nanoseconds(1)), std::memory_order_relaxed);
+  nanoseconds_.fetch_add(static_cast<uint64_t>(elapsed / std::chrono::nanoseconds(1)),
+                         std::memory_order_relaxed);
   if (status == 0) return;
   const std::string log = take_llama_log();
-  throw DecodeError(status, "decoding " + std::to_string(count) + " tokens failed with status " + std::to_string(status) + (log.empty() ? "" : ": " + log));
+  throw DecodeError(status, "decoding " + std::to_string(count) + " tokens failed with status " +
+                                std::to_string(status) + (log.empty() ? "" : ": " + log));
 }
 
 std::span<const float> Context::logits(int index) const {
   const float* values = llama_get_logits_ith(context_, index);
-  if (values == nullptr) throw std::invalid_argument("no logits for token " + std::to_string(index) + " of the last batch");
+  if (values == nullptr)
+    throw std::invalid_argument("no logits for token " + std::to_string(index) + " of the last batch");
   return {values, static_cast<size_t>(llama_vocab_n_tokens(model_->vocabulary()))};
 }
 

@@ -12,7 +12,8 @@
 
 namespace stratad {
 
-// llama_decode refused; `status` is its return value (1: no room in the cache, 2: aborted, below 0: an error).
+// llama_decode refused; `status` is its return value (1: no room in the cache, 2: aborted, below 0: an
+// error).
 struct DecodeError : std::runtime_error {
   DecodeError(int code, const std::string& message) : std::runtime_error(message), status(code) {}
   int status;
@@ -22,8 +23,8 @@ struct ContextOptions {
   uint32_t context_tokens = 4096;  // of all sequences together
   uint32_t batch_tokens = 512;     // most tokens of one decode call, and of one pass over the model
   uint32_t sequence_count = 1;
-  int thread_count = 1;            // ggml's own threads, the caller included
-  std::vector<int> cpu_ids;        // where ggml's helper threads may run; empty: anywhere
+  int thread_count = 1;      // ggml's own threads, the caller included
+  std::vector<int> cpu_ids;  // where ggml's helper threads may run; empty: anywhere
 };
 
 // Tokens for one decode call, of any sequences.
@@ -55,7 +56,8 @@ class Context {
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
 
-  // Blocks until the logits are there. Throws DecodeError; on abort the passes already made stay in the cache.
+  // Blocks until the logits are there. Throws DecodeError; on abort the passes already made stay in the
+  // cache.
   void decode(Batch& batch);
   // Makes a running decode() return early, from any thread; the next decode() starts afresh.
   void abort() noexcept { abort_.store(true, std::memory_order_relaxed); }
@@ -63,7 +65,8 @@ class Context {
   // Logits of the batch's `index`-th token (-1: the last), which must have asked for them; (vocabulary).
   std::span<const float> logits(int index) const;
 
-  // Forgets positions [from, to) of a sequence; to < 0 means to the end. False: this cache cannot be cut there.
+  // Forgets positions [from, to) of a sequence; to < 0 means to the end. False: this cache cannot be cut
+  // there.
   bool forget(llama_seq_id sequence, llama_pos from, llama_pos to);
   std::vector<uint8_t> save_state(llama_seq_id sequence) const;
   void restore_state(llama_seq_id sequence, std::span<const uint8_t> state);

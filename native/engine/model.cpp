@@ -41,7 +41,8 @@ struct Loading {
     auto& loading = *static_cast<Loading*>(self);
     try {
       loading.session.place();
-      if (loading.session.progress() && !loading.session.progress()("loading weights", fraction)) throw LoadCancelled();
+      if (loading.session.progress() && !loading.session.progress()("loading weights", fraction))
+        throw LoadCancelled();
       return true;
     } catch (...) {
       loading.error = std::current_exception();
@@ -52,12 +53,14 @@ struct Loading {
 
 [[noreturn]] void fail(const ModelOptions& options, const std::string& read_error) {
   const std::string log = take_llama_log();
-  throw ModelLoadError("llama.cpp cannot load " + options.paths.front() + ": " + (read_error.empty() ? log : read_error));
+  throw ModelLoadError("llama.cpp cannot load " + options.paths.front() + ": " +
+                       (read_error.empty() ? log : read_error));
 }
 
 }  // namespace
 
-std::shared_ptr<Model> Model::load(const ModelOptions& options, std::shared_ptr<Pool> pool, const Progress& progress) {
+std::shared_ptr<Model> Model::load(const ModelOptions& options, std::shared_ptr<Pool> pool,
+                                   const Progress& progress) {
   static std::mutex one_at_a_time;
   const std::lock_guard guard(one_at_a_time);
   initialise_llama();
@@ -75,7 +78,8 @@ std::shared_ptr<Model> Model::load(const ModelOptions& options, std::shared_ptr<
   LoadSession session(std::move(pool), options.place, progress);
   Loading loading{session, nullptr};
   ModelStream stream(options.paths, options.release_page_cache);
-  const llama_model_tensor_buft_override overrides[] = {{kExpertTensors, arena_buffer_type()}, {nullptr, nullptr}};
+  const llama_model_tensor_buft_override overrides[] = {{kExpertTensors, arena_buffer_type()},
+                                                        {nullptr, nullptr}};
   parameters.tensor_buft_overrides = overrides;
   parameters.progress_callback = Loading::proceed;
   parameters.progress_callback_user_data = &loading;
@@ -87,9 +91,12 @@ std::shared_ptr<Model> Model::load(const ModelOptions& options, std::shared_ptr<
   return std::shared_ptr<Model>(new Model(model, session.arenas()));
 }
 
-Model::~Model() { llama_model_free(model_); }
+Model::~Model() {
+  llama_model_free(model_);
+}
 
-std::vector<llama_token> Model::tokenize(const std::string& text, bool add_special, bool parse_special) const {
+std::vector<llama_token> Model::tokenize(const std::string& text, bool add_special,
+                                         bool parse_special) const {
   std::vector<llama_token> tokens(text.size() + 2);
   const auto call = [&] {
     return llama_tokenize(vocabulary(), text.data(), static_cast<int32_t>(text.size()), tokens.data(),
@@ -107,10 +114,12 @@ std::vector<llama_token> Model::tokenize(const std::string& text, bool add_speci
 
 std::string Model::token_bytes(llama_token token) const {
   std::string bytes(32, '\0');
-  int32_t count = llama_token_to_piece(vocabulary(), token, bytes.data(), static_cast<int32_t>(bytes.size()), 0, false);
+  int32_t count =
+      llama_token_to_piece(vocabulary(), token, bytes.data(), static_cast<int32_t>(bytes.size()), 0, false);
   if (count < 0) {
     bytes.resize(static_cast<size_t>(-count));
-    count = llama_token_to_piece(vocabulary(), token, bytes.data(), static_cast<int32_t>(bytes.size()), 0, false);
+    count =
+        llama_token_to_piece(vocabulary(), token, bytes.data(), static_cast<int32_t>(bytes.size()), 0, false);
   }
   bytes.resize(static_cast<size_t>(std::max(count, 0)));
   return bytes;

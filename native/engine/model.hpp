@@ -28,9 +28,11 @@ struct ModelOptions {
 
 class Model {
  public:
-  // Experts go to the arena and are computed by `pool`, which becomes the device's pool. Throws ModelLoadError,
-  // LoadCancelled, std::system_error or std::invalid_argument; nothing stays allocated after a throw.
-  static std::shared_ptr<Model> load(const ModelOptions& options, std::shared_ptr<Pool> pool, const Progress& progress);
+  // Experts go to the arena and are computed by `pool`, which becomes the device's pool. Throws
+  // ModelLoadError, LoadCancelled, std::system_error or std::invalid_argument; nothing stays allocated after
+  // a throw.
+  static std::shared_ptr<Model> load(const ModelOptions& options, std::shared_ptr<Pool> pool,
+                                     const Progress& progress);
   ~Model();
   Model(const Model&) = delete;
   Model& operator=(const Model&) = delete;
@@ -45,7 +47,8 @@ class Model {
   std::optional<std::string> metadata(const std::string& key) const;
 
  private:
-  Model(llama_model* model, std::vector<std::shared_ptr<Arena>> arenas) : model_(model), arenas_(std::move(arenas)) {}
+  Model(llama_model* model, std::vector<std::shared_ptr<Arena>> arenas)
+      : model_(model), arenas_(std::move(arenas)) {}
 
   llama_model* model_;
   std::vector<std::shared_ptr<Arena>> arenas_;

@@ -43,13 +43,16 @@ Header read_header(const std::string& path, uint64_t file_bytes) {
     const uint64_t end = begin + gguf_get_tensor_size(header.gguf.get(), index);
     // llama.cpp reads a short file without a word and computes with what the memory held.
     if (end < begin || end > file_bytes)
-      throw std::invalid_argument(path + " is truncated: tensor " + gguf_get_tensor_name(header.gguf.get(), index) + " ends at byte " +
+      throw std::invalid_argument(path + " is truncated: tensor " +
+                                  gguf_get_tensor_name(header.gguf.get(), index) + " ends at byte " +
                                   std::to_string(end) + ", the file has " + std::to_string(file_bytes));
   }
   return header;
 }
 
-uint64_t align(uint64_t value, uint64_t alignment) noexcept { return (value + alignment - 1) / alignment * alignment; }
+uint64_t align(uint64_t value, uint64_t alignment) noexcept {
+  return (value + alignment - 1) / alignment * alignment;
+}
 
 }  // namespace
 
@@ -78,7 +81,7 @@ void ModelStream::open_parts(const std::vector<std::string>& paths) {
   if (paths.empty()) throw std::invalid_argument("a model needs at least one file");
   for (const std::string& path : paths) {
     const int descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    struct stat status {};
+    struct stat status{};
     if (descriptor < 0 || fstat(descriptor, &status) != 0) {
       const int error_number = errno;
       if (descriptor >= 0) close(descriptor);
@@ -96,17 +99,20 @@ void ModelStream::map_single() {
   segments_.push_back({0, size_bytes_, 0, 0});
 }
 
-// One header for all parts: the first part's keys without the split's own, and every part's tensors. ggml lays
-// tensors out one behind the other, each on the alignment the header states; a segment maps each back.
+// One header for all parts: the first part's keys without the split's own, and every part's tensors. ggml
+// lays tensors out one behind the other, each on the alignment the header states; a segment maps each back.
 void ModelStream::map_split() {
   const std::unique_ptr<gguf_context, GgufFree> merged(gguf_init_empty());
   std::vector<Header> headers;
   for (const Part& part : parts_) headers.push_back(read_header(part.path, part.size_bytes));
   gguf_set_kv(merged.get(), headers[0].gguf.get());
-  for (const char* key : {"split.no", "split.count", "split.tensors.count"}) gguf_remove_key(merged.get(), key);
+  for (const char* key : {"split.no", "split.count", "split.tensors.count"})
+    gguf_remove_key(merged.get(), key);
   for (const Header& header : headers)
-    for (ggml_tensor* tensor = ggml_get_first_tensor(header.tensors.get()); tensor != nullptr; tensor = ggml_get_next_tensor(header.tensors.get(), tensor)) {
-      if (gguf_find_tensor(merged.get(), tensor->name) >= 0) throw std::invalid_argument(std::string("tensor ") + tensor->name + " is in two parts of the model");
+    for (ggml_tensor* tensor = ggml_get_first_tensor(header.tensors.get()); tensor != nullptr;
+         tensor = ggml_get_next_tensor(header.tensors.get(), tensor)) {
+      if (gguf_find_tensor(merged.get(), tensor->name) >= 0)
+        throw std::invalid_argument(std::string("tensor ") + tensor->name + " is in two parts of the model");
       gguf_add_tensor(merged.get(), tensor);
     }
   header_.resize(gguf_get_meta_size(merged.get()));
@@ -119,10 +125,12 @@ void ModelStream::map_split() {
     for (int64_t index = 0; index < gguf_get_n_tensors(gguf); ++index) {
       const int64_t merged_index = gguf_find_tensor(merged.get(), gguf_get_tensor_name(gguf, index));
       const uint64_t begin = data + gguf_get_tensor_offset(merged.get(), merged_index);
-      segments_.push_back({begin, begin + gguf_get_tensor_size(gguf, index), part, gguf_get_data_offset(gguf) + gguf_get_tensor_offset(gguf, index)});
+      segments_.push_back({begin, begin + gguf_get_tensor_size(gguf, index), part,
+                           gguf_get_data_offset(gguf) + gguf_get_tensor_offset(gguf, index)});
     }
   }
-  std::sort(segments_.begin(), segments_.end(), [](const Segment& a, const Segment& b) { return a.begin < b.begin; });
+  std::sort(segments_.begin(), segments_.end(),
+            [](const Segment& a, const Segment& b) { return a.begin < b.begin; });
   size_bytes_ = align(segments_.empty() ? data : segments_.back().end, alignment);
 }
 
@@ -134,7 +142,8 @@ bool ModelStream::read_at(std::byte* destination, size_t size, uint64_t offset) 
     std::memcpy(destination, header_.data() + offset, count);
     return count == size || read_at(destination + count, size - count, offset + count);
   }
-  auto segment = std::partition_point(segments_.begin(), segments_.end(), [&](const Segment& s) { return s.end <= offset; });
+  auto segment = std::partition_point(segments_.begin(), segments_.end(),
+                                      [&](const Segment& s) { return s.end <= offset; });
   while (offset < end) {
     if (segment == segments_.end() || segment->begin >= end) {
       std::memset(destination, 0, end - offset);
@@ -146,7 +155,9 @@ bool ModelStream::read_at(std::byte* destination, size_t size, uint64_t offset) 
       offset = segment->begin;
     }
     const size_t count = std::min(end, segment->end) - offset;
-    if (!read_part(parts_[segment->part], destination, count, segment->part_offset + (offset - segment->begin))) return false;
+    if (!read_part(parts_[segment->part], destination, count,
+                   segment->part_offset + (offset - segment->begin)))
+      return false;
     destination += count;
     offset += count;
     ++segment;
@@ -161,15 +172,16 @@ bool ModelStream::read_part(const Part& part, std::byte* destination, size_t siz
     if (count < 0 && errno == EINTR) continue;
     if (count <= 0) {
       const std::lock_guard guard(error_mutex_);
-      read_error_ = "reading " + std::to_string(size) + " bytes at " + std::to_string(begin) + " of " + part.path + ": " +
-                    (count == 0 ? "the file ends early" : std::strerror(errno));
+      read_error_ = "reading " + std::to_string(size) + " bytes at " + std::to_string(begin) + " of " +
+                    part.path + ": " + (count == 0 ? "the file ends early" : std::strerror(errno));
       return false;
     }
     destination += count;
     offset += static_cast<uint64_t>(count);
     left -= static_cast<size_t>(count);
   }
-  if (release_page_cache_) posix_fadvise(part.descriptor, static_cast<off_t>(begin), static_cast<off_t>(size), POSIX_FADV_DONTNEED);
+  if (release_page_cache_)
+    posix_fadvise(part.descriptor, static_cast<off_t>(begin), static_cast<off_t>(size), POSIX_FADV_DONTNEED);
   return true;
 }
 
@@ -193,7 +205,9 @@ long ModelStream::read(char* destination, size_t size) {
   auto* bytes = reinterpret_cast<std::byte*>(destination);
   if (arena != nullptr) {
     const uint64_t start = position_;
-    const bool is_read = arena->fill(bytes, size, [&](std::byte* to, size_t piece, size_t offset) { return read_at(to, piece, start + offset); });
+    const bool is_read = arena->fill(bytes, size, [&](std::byte* to, size_t piece, size_t offset) {
+      return read_at(to, piece, start + offset);
+    });
     if (!is_read) count = -1;
   } else if (size < ahead_.size()) {
     count = read_ahead(destination, size);
@@ -214,7 +228,9 @@ ssize_t ModelStream::cookie_read(void* cookie, char* destination, size_t size) {
 
 int ModelStream::cookie_seek(void* cookie, off64_t* offset, int whence) {
   auto& stream = *static_cast<ModelStream*>(cookie);
-  const int64_t base = whence == SEEK_SET ? 0 : static_cast<int64_t>(whence == SEEK_CUR ? stream.position_ : stream.size_bytes_);
+  const int64_t base = whence == SEEK_SET
+                           ? 0
+                           : static_cast<int64_t>(whence == SEEK_CUR ? stream.position_ : stream.size_bytes_);
   if (*offset + base < 0) {
     errno = EINVAL;
     return -1;

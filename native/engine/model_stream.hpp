@@ -1,8 +1,9 @@
 // A GGUF model, in one file or split over several, as one stream that llama.cpp's loader reads.
 //
-// llama.cpp reads tensors with one thread. Its loader also accepts a FILE*, so it gets one whose read function is
-// ours: what is meant for the arena is read by all pinned workers at once, each the pages of its own slice; what
-// is meant for anything else is read as always. The parts of a split model appear as one file with one header.
+// llama.cpp reads tensors with one thread. Its loader also accepts a FILE*, so it gets one whose read
+// function is ours: what is meant for the arena is read by all pinned workers at once, each the pages of its
+// own slice; what is meant for anything else is read as always. The parts of a split model appear as one file
+// with one header.
 #pragma once
 
 #include <cstdint>

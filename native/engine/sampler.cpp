@@ -14,14 +14,19 @@ Sampler::Sampler(std::shared_ptr<Model> model, const SamplerOptions& options)
   if (!options.logit_bias.empty()) {
     std::vector<llama_logit_bias> biases;
     for (const auto& [token, bias] : options.logit_bias) {
-      if (token < 0 || token >= token_count) throw std::invalid_argument("logit_bias names token " + std::to_string(token) + " of " + std::to_string(token_count));
+      if (token < 0 || token >= token_count)
+        throw std::invalid_argument("logit_bias names token " + std::to_string(token) + " of " +
+                                    std::to_string(token_count));
       biases.push_back({token, bias});
     }
-    add(llama_sampler_init_logit_bias(token_count, static_cast<int32_t>(biases.size()), biases.data()), "logit_bias");
+    add(llama_sampler_init_logit_bias(token_count, static_cast<int32_t>(biases.size()), biases.data()),
+        "logit_bias");
   }
-  const bool penalises = options.repeat_penalty != 1.0f || options.frequency_penalty != 0.0f || options.presence_penalty != 0.0f;
+  const bool penalises =
+      options.repeat_penalty != 1.0f || options.frequency_penalty != 0.0f || options.presence_penalty != 0.0f;
   if (penalises && options.penalty_last_tokens > 0)
-    add(llama_sampler_init_penalties(token_count, options.penalty_last_tokens, options.repeat_penalty, options.frequency_penalty, options.presence_penalty),
+    add(llama_sampler_init_penalties(token_count, options.penalty_last_tokens, options.repeat_penalty,
+                                     options.frequency_penalty, options.presence_penalty),
         "penalties");
   if (!options.grammar.empty()) {
     take_llama_log();
@@ -39,10 +44,13 @@ Sampler::Sampler(std::shared_ptr<Model> model, const SamplerOptions& options)
 }
 
 void Sampler::add(llama_sampler* sampler, const char* what) {
-  if (sampler == nullptr) throw std::invalid_argument(std::string(what) + " cannot be used: " + take_llama_log());
+  if (sampler == nullptr)
+    throw std::invalid_argument(std::string(what) + " cannot be used: " + take_llama_log());
   llama_sampler_chain_add(chain_.get(), sampler);
 }
 
-llama_token Sampler::sample(Context& context, int index) { return llama_sampler_sample(chain_.get(), context.get(), index); }
+llama_token Sampler::sample(Context& context, int index) {
+  return llama_sampler_sample(chain_.get(), context.get(), index);
+}
 
 }  // namespace stratad

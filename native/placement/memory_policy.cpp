@@ -52,14 +52,16 @@ ScopedTouchPolicy::ScopedTouchPolicy(std::span<const int> node_ids) noexcept {
 
 ScopedTouchPolicy::~ScopedTouchPolicy() {
   if (!changed_) return;
-  const bool has_nodes = std::any_of(std::begin(former_mask_), std::end(former_mask_), [](unsigned long word) { return word != 0; });
+  const bool has_nodes = std::any_of(std::begin(former_mask_), std::end(former_mask_),
+                                     [](unsigned long word) { return word != 0; });
   syscall(SYS_set_mempolicy, former_mode_, has_nodes ? former_mask_ : nullptr, has_nodes ? kMaskBits : 0UL);
 }
 
 int set_thread_policy(PolicyMode mode, std::span<const int> node_ids) noexcept {
   NodeMask mask;
   if (!fill(mask, node_ids)) return EINVAL;
-  if (mode == PolicyMode::kDefault) return syscall(SYS_set_mempolicy, MPOL_DEFAULT, nullptr, 0UL) == 0 ? 0 : errno;
+  if (mode == PolicyMode::kDefault)
+    return syscall(SYS_set_mempolicy, MPOL_DEFAULT, nullptr, 0UL) == 0 ? 0 : errno;
   const int kernel_mode = mode == PolicyMode::kPreferred ? MPOL_PREFERRED : MPOL_INTERLEAVE;
   return syscall(SYS_set_mempolicy, kernel_mode, mask.data(), kMaskBits) == 0 ? 0 : errno;
 }
@@ -74,10 +76,12 @@ std::vector<PolicyFailure> probe_memory_policy() {
     failures.push_back({"set_mempolicy", errno});
   }
   alignas(4096) static std::byte page[4096];
-  if (syscall(SYS_mbind, page, sizeof page, MPOL_DEFAULT, nullptr, 0UL, 0) != 0) failures.push_back({"mbind", errno});
+  if (syscall(SYS_mbind, page, sizeof page, MPOL_DEFAULT, nullptr, 0UL, 0) != 0)
+    failures.push_back({"mbind", errno});
   void* address = page;
   int node = 0;
-  if (syscall(SYS_move_pages, 0, 1UL, &address, nullptr, &node, 0) < 0) failures.push_back({"move_pages", errno});
+  if (syscall(SYS_move_pages, 0, 1UL, &address, nullptr, &node, 0) < 0)
+    failures.push_back({"move_pages", errno});
   return failures;
 }
 
@@ -85,7 +89,8 @@ int protect_from_balancing(std::span<std::byte> mapping, std::span<const int> no
   NodeMask mask;
   if (node_ids.empty() || mapping.empty()) return 0;
   if (!fill(mask, node_ids)) return EINVAL;
-  const long result = syscall(SYS_mbind, mapping.data(), mapping.size(), MPOL_INTERLEAVE, mask.data(), kMaskBits, 0);
+  const long result =
+      syscall(SYS_mbind, mapping.data(), mapping.size(), MPOL_INTERLEAVE, mask.data(), kMaskBits, 0);
   return result == 0 ? 0 : errno;
 }
 

@@ -1,7 +1,7 @@
 // The kernel's NUMA memory calls, with typed results. Nothing here decides anything.
 //
-// A refused call is an ordinary outcome (seccomp filters, kernels without NUMA): it comes back as an errno, so
-// that the daemon can report it as a Reason and run with CPU pinning only.
+// A refused call is an ordinary outcome (seccomp filters, kernels without NUMA): it comes back as an errno,
+// so that the daemon can report it as a Reason and run with CPU pinning only.
 #pragma once
 
 #include <cstddef>
@@ -38,7 +38,8 @@ class ScopedTouchPolicy {
 
 enum class PolicyMode { kDefault, kPreferred, kInterleave };
 
-// The policy for pages that the calling thread, and threads it starts later, touch first. Returns 0 or an errno.
+// The policy for pages that the calling thread, and threads it starts later, touch first. Returns 0 or an
+// errno.
 int set_thread_policy(PolicyMode mode, std::span<const int> node_ids) noexcept;
 
 // Tries the calls that placement needs, changing nothing: what a seccomp filter or kernel refuses, each once.

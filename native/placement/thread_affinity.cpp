@@ -20,7 +20,8 @@ constexpr int kBitsPerWord = sizeof(unsigned long) * CHAR_BIT;
 std::vector<unsigned long> mask_of(std::span<const int> cpu_ids) {
   std::vector<unsigned long> mask(kCpuLimit / kBitsPerWord);
   for (int cpu_id : cpu_ids) {
-    if (cpu_id < 0 || cpu_id >= kCpuLimit) throw std::invalid_argument("CPU number out of range: " + std::to_string(cpu_id));
+    if (cpu_id < 0 || cpu_id >= kCpuLimit)
+      throw std::invalid_argument("CPU number out of range: " + std::to_string(cpu_id));
     mask[cpu_id / kBitsPerWord] |= 1UL << (cpu_id % kBitsPerWord);
   }
   return mask;
@@ -35,7 +36,8 @@ long set_affinity(const std::vector<unsigned long>& mask) {
 
 void pin_calling_thread(int cpu_id) {
   if (set_affinity(mask_of(std::span(&cpu_id, 1))) != 0)
-    throw std::system_error(errno, std::generic_category(), "sched_setaffinity to CPU " + std::to_string(cpu_id));
+    throw std::system_error(errno, std::generic_category(),
+                            "sched_setaffinity to CPU " + std::to_string(cpu_id));
 }
 
 ScopedAffinity::ScopedAffinity(std::span<const int> cpu_ids) {

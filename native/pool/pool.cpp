@@ -23,11 +23,16 @@ namespace {
 constexpr uint64_t pack(uint32_t epoch, int phase, uint32_t unclaimed) noexcept {
   return uint64_t{epoch} << 32 | uint64_t(phase) << 24 | unclaimed;
 }
-constexpr uint32_t unclaimed_of(uint64_t ticket) noexcept { return ticket & Pool::kTaskLimit; }
-constexpr int phase_of(uint64_t ticket) noexcept { return static_cast<int>(ticket >> 24 & 0xff); }
+constexpr uint32_t unclaimed_of(uint64_t ticket) noexcept {
+  return ticket & Pool::kTaskLimit;
+}
+constexpr int phase_of(uint64_t ticket) noexcept {
+  return static_cast<int>(ticket >> 24 & 0xff);
+}
 
 uint64_t now_nanoseconds() noexcept {
-  return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1));
+  return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch() /
+                               std::chrono::nanoseconds(1));
 }
 
 void relax() noexcept {
@@ -76,7 +81,8 @@ Pool::Pool(WorkerLayout layout, uint64_t spin_nanoseconds)
   serves_.resize(layout_.workers.size());
   workers_of_.resize(layout_.slices.size());
   slices_ = std::make_unique<SliceState[]>(layout_.slices.size());
-  for (int worker = 0; worker < worker_count(); ++worker) serves_[worker].push_back(layout_.workers[worker].slice_index);
+  for (int worker = 0; worker < worker_count(); ++worker)
+    serves_[worker].push_back(layout_.workers[worker].slice_index);
   for (int worker = 0; worker < worker_count(); ++worker) ++workers_of_[layout_.workers[worker].slice_index];
   for (int slice = 0; slice < slice_count(); ++slice) {
     slices_[slice].bells.push_back(slice);
@@ -159,8 +165,11 @@ bool Pool::work(int worker) noexcept {
     std::atomic<uint64_t>& word = slices_[slice].ticket;
     uint64_t ticket = word.load(std::memory_order_relaxed);
     while (unclaimed_of(ticket) > 0) {
-      // Acquire pairs with the release in open_phase(): job, totals and the former phase's results are visible.
-      if (!word.compare_exchange_weak(ticket, ticket - 1, std::memory_order_acquire, std::memory_order_relaxed)) continue;
+      // Acquire pairs with the release in open_phase(): job, totals and the former phase's results are
+      // visible.
+      if (!word.compare_exchange_weak(ticket, ticket - 1, std::memory_order_acquire,
+                                      std::memory_order_relaxed))
+        continue;
       execute(slice, ticket, worker);
       worked = true;
       ticket = word.load(std::memory_order_relaxed);
@@ -193,8 +202,8 @@ void Pool::open_phase(int slice, int phase) noexcept {
   ring(slice);
 }
 
-// Called by whoever finished the slice's last task of `phase`: goes on to the next phase, or hands over to the
-// last slice to arrive where the slices join.
+// Called by whoever finished the slice's last task of `phase`: goes on to the next phase, or hands over to
+// the last slice to arrive where the slices join.
 void Pool::finish_phase(int slice, int phase) noexcept {
   const int next = phase + 1;
   const bool ends = next == job_->phase_count();
@@ -225,8 +234,8 @@ void Pool::close_job() noexcept {
   ring(layout_.workers[0].slice_index);
 }
 
-// The sequentially consistent increment and the load below pair with the sleeper's in wait_until(): either the
-// sleeper sees the new ticket, or we see the sleeper.
+// The sequentially consistent increment and the load below pair with the sleeper's in wait_until(): either
+// the sleeper sees the new ticket, or we see the sleeper.
 void Pool::ring(int slice) noexcept {
   for (int bell : slices_[slice].bells) {
     SliceState& state = slices_[bell];

@@ -1,11 +1,11 @@
 // Pinned workers that compute one job at a time, cut into one slice of tasks per NUMA node.
 //
-// A job is a list of phases, a phase is a number of independent tasks in every slice. Each slice has one ticket:
-// an atomic word that holds the batch epoch, the open phase and how many of its tasks nobody has claimed yet.
-// Taking a task is one compare-and-swap on it, so a claim belongs to exactly one batch: a worker that wakes late
-// finds another epoch in the ticket and can never take the next batch's work by mistake. Whoever finishes the
-// last task of a phase opens the next one. Nobody waits for a worker that has claimed nothing, so a descheduled
-// worker delays a batch by at most the one task it holds.
+// A job is a list of phases, a phase is a number of independent tasks in every slice. Each slice has one
+// ticket: an atomic word that holds the batch epoch, the open phase and how many of its tasks nobody has
+// claimed yet. Taking a task is one compare-and-swap on it, so a claim belongs to exactly one batch: a worker
+// that wakes late finds another epoch in the ticket and can never take the next batch's work by mistake.
+// Whoever finishes the last task of a phase opens the next one. Nobody waits for a worker that has claimed
+// nothing, so a descheduled worker delays a batch by at most the one task it holds.
 //
 // The submitting thread works as worker 0. Workers spin for a bounded time and then sleep on a futex: an idle
 // pool uses no CPU.
@@ -27,7 +27,8 @@ class Job {
  public:
   virtual ~Job() = default;
   virtual int phase_count() const noexcept = 0;
-  // Tasks of one phase in one slice, at most Pool::kTaskLimit. May be 0. Must give the same answer every time.
+  // Tasks of one phase in one slice, at most Pool::kTaskLimit. May be 0. Must give the same answer every
+  // time.
   virtual uint32_t task_count(int phase, int slice) const noexcept = 0;
   // Whether `phase` may start only after the phase before it has ended in every slice; else its own suffices.
   virtual bool joins_slices(int phase) const noexcept = 0;
@@ -45,8 +46,8 @@ class Pool {
   static constexpr uint32_t kTaskLimit = (1u << 24) - 1;
   static constexpr int kPhaseLimit = 255;
 
-  // Starts layout.workers.size() - 1 threads. Throws std::invalid_argument for a layout that does not hold and
-  // std::system_error when a thread cannot be started or pinned; no thread survives a throw.
+  // Starts layout.workers.size() - 1 threads. Throws std::invalid_argument for a layout that does not hold
+  // and std::system_error when a thread cannot be started or pinned; no thread survives a throw.
   Pool(WorkerLayout layout, uint64_t spin_nanoseconds);
   ~Pool();
   Pool(const Pool&) = delete;
@@ -71,14 +72,14 @@ class Pool {
   struct alignas(128) SliceState {
     std::atomic<uint64_t> ticket{0};
     alignas(128) std::atomic<uint32_t> unfinished{0};
-    uint32_t task_total = 0;        // of the open phase; written before the ticket that opens it
+    uint32_t task_total = 0;  // of the open phase; written before the ticket that opens it
     uint64_t finished_at_nanoseconds = 0;
     alignas(128) std::atomic<uint32_t> bell{0};
     std::atomic<uint32_t> sleepers{0};
     alignas(128) std::atomic<uint64_t> tasks{0};
     std::atomic<uint64_t> wait_nanoseconds{0};
     std::atomic<uint64_t> drain_nanoseconds{0};
-    std::vector<int> bells;         // slices whose bells wake the workers that serve this one
+    std::vector<int> bells;  // slices whose bells wake the workers that serve this one
   };
 
   void worker_main(int worker, const std::stop_token& stop) noexcept;
@@ -99,8 +100,8 @@ class Pool {
   std::unique_ptr<SliceState[]> slices_;
 
   std::mutex submission_;
-  Job* job_ = nullptr;      // written before the tickets that publish it; stable while a task is claimed
-  uint32_t epoch_ = 0;      // likewise
+  Job* job_ = nullptr;  // written before the tickets that publish it; stable while a task is claimed
+  uint32_t epoch_ = 0;  // likewise
   alignas(128) std::atomic<int> slices_unfinished_{0};
   alignas(128) std::atomic<uint32_t> finished_epoch_{0};
   std::vector<std::jthread> threads_;  // last: joined before anything above goes away

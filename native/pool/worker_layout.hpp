@@ -1,5 +1,5 @@
-// Which worker sits on which CPU, and which slice of every matrix it reads: decided by the planner, carried out
-// by Pool and Arena, which know no topology of their own.
+// Which worker sits on which CPU, and which slice of every matrix it reads: decided by the planner, carried
+// out by Pool and Arena, which know no topology of their own.
 #pragma once
 
 #include <optional>
@@ -22,8 +22,9 @@ struct WorkerLayout {
   std::vector<SliceSeat> slices;
   std::vector<WorkerSeat> workers;  // workers[0] is the seat of the submitting thread
 
-  // Throws std::invalid_argument: no slice, no worker, a slice index out of range, a weight below one, or more
-  // workers than slices while a slice has none. With fewer workers than slices, workers share the orphans.
+  // Throws std::invalid_argument: no slice, no worker, a slice index out of range, a weight below one, or
+  // more workers than slices while a slice has none. With fewer workers than slices, workers share the
+  // orphans.
   void validate() const;
 };
 

@@ -50,7 +50,8 @@ int main(int argc, char** argv) {
   for (int slices : {1, 2, 3})
     for (int workers : {1, 3}) {
       int calls = 0;
-      const auto placed = Model::load({.paths = {argv[1]}}, pool_of(workers, slices), [&](const char*, double) { return ++calls > 0; });
+      const auto placed = Model::load({.paths = {argv[1]}}, pool_of(workers, slices),
+                                      [&](const char*, double) { return ++calls > 0; });
       CHECK(calls > 1);
       CHECK(placed->arenas().size() == 1);
       for (bool fuse_chains : {true, false}) {
@@ -58,7 +59,8 @@ int main(int argc, char** argv) {
         CHECK(equal(logits_of(placed), reference));
       }
     }
-  const bool is_cancelled = test::throws<LoadCancelled>([&] { Model::load({.paths = {argv[1]}}, pool_of(2, 2), [](const char*, double) { return false; }); });
+  const bool is_cancelled = test::throws<LoadCancelled>(
+      [&] { Model::load({.paths = {argv[1]}}, pool_of(2, 2), [](const char*, double) { return false; }); });
   CHECK(is_cancelled);
   attach_pool(nullptr);
   std::printf("backend: %d failures\n", stratad::test::failures);

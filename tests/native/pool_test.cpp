@@ -1,6 +1,8 @@
 // The pool alone, over plain data that one phase writes and the next one reads: under the thread sanitizer a
 // missing happens-before edge is a report, without it a wrong value. (With acq_rel weakened to relaxed on
 // SliceState::unfinished the sanitizer reports races here: tried when this test was written.)
+#include "pool/pool.hpp"
+
 #include <atomic>
 #include <cstdlib>
 #include <stdexcept>
@@ -9,7 +11,6 @@
 #include <vector>
 
 #include "check.hpp"
-#include "pool/pool.hpp"
 
 namespace {
 
@@ -25,10 +26,12 @@ WorkerLayout layout_of(int workers, int slices) {
   return layout;
 }
 
-// Four phases over an array: fill, mirror, an empty phase, mirror back. Element i belongs to slice i % slices.
+// Four phases over an array: fill, mirror, an empty phase, mirror back. Element i belongs to slice i %
+// slices.
 class MirrorJob final : public Job {
  public:
-  MirrorJob(int size, int slices) : front_(static_cast<size_t>(size)), back_(static_cast<size_t>(size)), slices_(slices) {}
+  MirrorJob(int size, int slices)
+      : front_(static_cast<size_t>(size)), back_(static_cast<size_t>(size)), slices_(slices) {}
 
   int phase_count() const noexcept override { return 4; }
   uint32_t task_count(int phase, int slice) const noexcept override {
@@ -37,7 +40,8 @@ class MirrorJob final : public Job {
   }
   bool joins_slices(int phase) const noexcept override { return phase != 2; }
   void run(int phase, int slice, uint32_t task, int) noexcept override {
-    const size_t index = task * static_cast<size_t>(slices_) + static_cast<size_t>(slice), mirrored = front_.size() - 1 - index;
+    const size_t index = task * static_cast<size_t>(slices_) + static_cast<size_t>(slice),
+                 mirrored = front_.size() - 1 - index;
     if (phase == 0) front_[index] = static_cast<int>(index) + round;
     if (phase == 1) back_[index] = front_[mirrored];
     if (phase == 3) front_[index] = back_[mirrored] + 1;
@@ -54,12 +58,15 @@ class MirrorJob final : public Job {
   int slices_;
 };
 
-// Every task must run exactly once in the batch it belongs to: a stray claim would hit a foreign batch's marks.
+// Every task must run exactly once in the batch it belongs to: a stray claim would hit a foreign batch's
+// marks.
 class OnceJob final : public Job {
  public:
   OnceJob(int slices, uint32_t tasks) : runs_(static_cast<size_t>(slices), std::vector<int>(tasks)) {}
   int phase_count() const noexcept override { return 1; }
-  uint32_t task_count(int, int slice) const noexcept override { return static_cast<uint32_t>(runs_[slice].size()); }
+  uint32_t task_count(int, int slice) const noexcept override {
+    return static_cast<uint32_t>(runs_[slice].size());
+  }
   bool joins_slices(int) const noexcept override { return false; }
   void run(int, int slice, uint32_t task, int) noexcept override { ++runs_[slice][task]; }
   bool ran_each(int times) const {
@@ -76,7 +83,8 @@ class OnceJob final : public Job {
 // Inside a slice the next phase may start early; it must still see its own slice's results.
 class SliceLocalJob final : public Job {
  public:
-  explicit SliceLocalJob(int slices) : sums_(static_cast<size_t>(slices)), parts_(static_cast<size_t>(slices), std::vector<int>(kParts)) {}
+  explicit SliceLocalJob(int slices)
+      : sums_(static_cast<size_t>(slices)), parts_(static_cast<size_t>(slices), std::vector<int>(kParts)) {}
   static constexpr int kParts = 13;
   int phase_count() const noexcept override { return 2; }
   uint32_t task_count(int phase, int) const noexcept override { return phase == 0 ? kParts : 1; }
@@ -150,7 +158,8 @@ void test_layouts_that_do_not_hold_are_refused() {
   CHECK(throws<std::invalid_argument>([] { Pool(WorkerLayout{}, 0); }));
   CHECK(throws<std::invalid_argument>([] { Pool(WorkerLayout{{{}}, {}}, 0); }));
   CHECK(throws<std::invalid_argument>([] { Pool(WorkerLayout{{{}}, {{std::nullopt, 1}}}, 0); }));
-  CHECK(throws<std::invalid_argument>([] { Pool(WorkerLayout{{{}, {}}, {{std::nullopt, 0}, {std::nullopt, 0}}}, 0); }));
+  CHECK(throws<std::invalid_argument>(
+      [] { Pool(WorkerLayout{{{}, {}}, {{std::nullopt, 0}, {std::nullopt, 0}}}, 0); }));
   CHECK(throws<std::invalid_argument>([] { Pool(WorkerLayout{{{{}, 0}}, {{}}}, 0); }));
   Pool fewer_workers_than_slices(layout_of(1, 3), 0);
   CHECK(fewer_workers_than_slices.workers_of(2) == 1);

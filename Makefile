@@ -1,0 +1,56 @@
+# setup demo test lint bench: each does its own set-up and may be run again at any time.
+#
+#   make demo                   plan, start the daemon on the embedded model, stream a completion, stop
+#   make test                   every test that this machine can run
+#   make setup NATIVE=OFF       ggml for the AVX2 baseline instead of this CPU (for packages)
+#   make PYTHON=python3.12 ...  another interpreter
+
+PYTHON ?= python3
+NATIVE ?= ON
+VENV := .venv
+BIN := $(VENV)/bin
+LOCK := packaging/requirements/develop.lock
+# Tests and compilers share the machine: as many at once as it has CPUs for us.
+JOBS := $(shell nproc)
+
+NATIVE_SOURCES := $(shell find native -type f) pyproject.toml packaging/bootstrap/build.py packaging/bootstrap/fetch_llama.py
+
+.DELETE_ON_ERROR:
+.PHONY: setup demo test lint bench clean
+
+setup: $(VENV)/.built
+
+$(VENV)/.installed: $(LOCK) packaging/bootstrap/system_packages.sh
+	@sh packaging/bootstrap/system_packages.sh $(PYTHON)
+	@echo "installing Python packages into $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement $(LOCK)
+	@touch $@
+
+# The flags are part of the name: another NATIVE is another build.
+$(VENV)/.built: $(VENV)/.installed $(VENV)/.native-$(NATIVE) $(NATIVE_SOURCES)
+	@source=$$($(BIN)/python packaging/bootstrap/fetch_llama.py) && \
+	  $(BIN)/python packaging/bootstrap/build.py "$$source" -DSTRATAD_NATIVE=$(NATIVE)
+	@touch $@
+
+$(VENV)/.native-$(NATIVE): $(VENV)/.installed
+	@rm -f $(VENV)/.native-*
+	@touch $@
+
+demo: setup
+	@$(BIN)/python -m stratad.demo
+
+test: setup
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
+
+lint: setup
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@find native tests/native -name '*.[ch]pp' | xargs $(BIN)/clang-format --dry-run --Werror
+
+bench: setup
+	@$(BIN)/python -m tests.bench
+
+clean:
+	rm -rf build $(VENV)
