@@ -17,6 +17,9 @@ constexpr size_t kAlignmentBytes = 4096;  // every tensor starts on a page of it
 // Load probes allocate buffers of no size and still want a base address that is not null.
 std::byte* const kNoMemory = reinterpret_cast<std::byte*>(kAlignmentBytes);
 
+// Not a tensor of any model: llama.cpp's loader finds no bytes for it and passes over it.
+constexpr const char* kDeferredName = "(deferred to the arena)";
+
 ArenaBuffer* context_of(ggml_backend_buffer_t buffer) {
   return static_cast<ArenaBuffer*>(buffer->context);
 }
@@ -42,6 +45,7 @@ ggml_status init_tensor(ggml_backend_buffer_t buffer, ggml_tensor* tensor) {
        .row_count = tensor->ne[1],
        .matrix_count = tensor->ne[2],
        .part_count = part_count(tensor)});
+  if (current_session != nullptr) current_session->defer(tensor);
   return GGML_STATUS_SUCCESS;
 }
 
@@ -107,9 +111,12 @@ LoadSession* LoadSession::current() noexcept {
   return current_session;
 }
 
+void LoadSession::defer(ggml_tensor* tensor) {
+  deferred_.push_back({tensor, tensor->name});
+  ggml_set_name(tensor, kDeferredName);
+}
+
 void LoadSession::place() {
-  if (is_placed_) return;
-  is_placed_ = true;
   for (ArenaBuffer* buffer : buffers_) {
     // Moved out first: place() consumes it, and a throw must not leave a half-consumed reservation behind.
     ArenaReservation reservation = std::move(*buffer->reservation);
@@ -118,10 +125,18 @@ void LoadSession::place() {
   }
 }
 
-Arena* LoadSession::arena_at(const void* address) const noexcept {
-  for (ArenaBuffer* buffer : buffers_)
-    if (buffer->arena && buffer->arena->contains(address)) return buffer->arena.get();
-  return nullptr;
+void LoadSession::fill(const Fill& fill) {
+  size_t total = 0, done = 0;
+  for (const DeferredTensor& deferred : deferred_) total += ggml_nbytes(deferred.tensor);
+  for (const DeferredTensor& deferred : deferred_) {
+    if (progress_ && !progress_("loading experts", static_cast<double>(done) / static_cast<double>(total)))
+      throw LoadCancelled();
+    const size_t size = ggml_nbytes(deferred.tensor);
+    Arena& arena = *context_of(deferred.tensor->buffer)->arena;
+    fill(arena, static_cast<std::byte*>(deferred.tensor->data), size, deferred.name);
+    ggml_set_name(deferred.tensor, deferred.name.c_str());
+    done += size;
+  }
 }
 
 std::vector<std::shared_ptr<Arena>> LoadSession::arenas() const {

@@ -1,10 +1,13 @@
 // The ggml buffer type whose memory is an Arena, and the load session that turns reservations into arenas.
 //
-// ggml allocates the buffer, then announces every tensor with its name, shape and final address, and only
-// then writes the first byte. So allocation reserves, announcements collect, and the session places: once,
-// before the first write.
+// llama.cpp allocates the buffer, announces every tensor with its name, shape and final address, and then
+// reads all tensors with one thread. Expert tensors it must not read: they are placed first and filled by all
+// workers. Its loader passes over a tensor whose name is not in the file, so during a load an announced
+// tensor goes by another name; the session remembers the true one, fills the tensor and gives the name back
+// (ADR 0004).
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -23,31 +26,41 @@ struct ArenaBuffer {
   std::byte* base;
 };
 
+// A tensor that waits for its bytes.
+struct DeferredTensor {
+  ggml_tensor* tensor = nullptr;
+  std::string name;
+};
+
 // One model load. While it lives, arena buffers that ggml allocates belong to it; one session at a time.
 class LoadSession {
  public:
+  // Reads one tensor's bytes into its place in the arena; throws when it cannot.
+  using Fill =
+      std::function<void(Arena& arena, std::byte* destination, size_t size, const std::string& name)>;
+
   LoadSession(std::shared_ptr<Pool> pool, PlaceOptions options, Progress progress);
   ~LoadSession();
   LoadSession(const LoadSession&) = delete;
   LoadSession& operator=(const LoadSession&) = delete;
 
-  // Places every reservation of this session; does nothing the second time.
+  // Once llama.cpp has built the model: places every reservation, then fills the deferred tensors.
   void place();
-  // The placed arena that holds `address`, or null.
-  Arena* arena_at(const void* address) const noexcept;
+  void fill(const Fill& fill);
   std::vector<std::shared_ptr<Arena>> arenas() const;
   const Progress& progress() const noexcept { return progress_; }
 
   static LoadSession* current() noexcept;
   void adopt(ArenaBuffer* buffer) { buffers_.push_back(buffer); }
+  void defer(ggml_tensor* tensor);
   void forget(ArenaBuffer* buffer) { std::erase(buffers_, buffer); }
 
  private:
   std::shared_ptr<Pool> pool_;
   PlaceOptions options_;
   Progress progress_;
-  bool is_placed_ = false;
   std::vector<ArenaBuffer*> buffers_;  // owned by ggml
+  std::vector<DeferredTensor> deferred_;
 };
 
 ggml_backend_buffer_type_t arena_buffer_type();

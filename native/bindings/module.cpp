@@ -8,6 +8,7 @@
 #include <system_error>
 
 #include "arena/arena.hpp"
+#include "arena/read_rate.hpp"
 #include "arena/row_cut.hpp"
 #include "backend/expert_device.hpp"
 #include "engine/context.hpp"
@@ -156,6 +157,9 @@ void bind_arena(py::module_& module) {
             return to_array(std::span<const int32_t>(nodes));
           },
           py::arg("slice"), py::arg("page_count"));
+  module.def(
+      "measure_read_rate", [](const Arena& arena, Pool& pool) { return measure_read_rate(arena, pool); },
+      py::arg("arena"), py::arg("pool"), ReleaseGil());
 }
 
 void bind_device(py::module_& module) {

@@ -6,7 +6,7 @@
 #include "backend/arena_buffer.hpp"
 #include "backend/expert_device.hpp"
 #include "engine/log.hpp"
-#include "engine/model_stream.hpp"
+#include "engine/model_files.hpp"
 
 namespace stratad {
 namespace {
@@ -32,17 +32,15 @@ llama_model_params common_parameters() {
   return parameters;
 }
 
-// llama.cpp's progress callback: places the arena before the first byte is written, then reports.
+// llama.cpp's progress callback, over what it reads itself. Nothing may be thrown through it.
 struct Loading {
-  LoadSession& session;
+  const Progress& progress;
   std::exception_ptr error;
 
   static bool proceed(float fraction, void* self) noexcept {
     auto& loading = *static_cast<Loading*>(self);
     try {
-      loading.session.place();
-      if (loading.session.progress() && !loading.session.progress()("loading weights", fraction))
-        throw LoadCancelled();
+      if (loading.progress && !loading.progress("loading weights", fraction)) throw LoadCancelled();
       return true;
     } catch (...) {
       loading.error = std::current_exception();
@@ -51,10 +49,18 @@ struct Loading {
   }
 };
 
-[[noreturn]] void fail(const ModelOptions& options, const std::string& read_error) {
-  const std::string log = take_llama_log();
-  throw ModelLoadError("llama.cpp cannot load " + options.paths.front() + ": " +
-                       (read_error.empty() ? log : read_error));
+// Throws ModelLoadError with llama.cpp's own words, or what the progress callback threw.
+llama_model* load_llama_model(const ModelOptions& options, llama_model_params parameters,
+                              const Progress& progress) {
+  Loading loading{progress, nullptr};
+  parameters.progress_callback = Loading::proceed;
+  parameters.progress_callback_user_data = &loading;
+  std::vector<const char*> paths;
+  for (const std::string& path : options.paths) paths.push_back(path.c_str());
+  llama_model* model = llama_model_load_from_splits(paths.data(), paths.size(), parameters);
+  if (model != nullptr) return model;
+  if (loading.error) std::rethrow_exception(loading.error);
+  throw ModelLoadError("llama.cpp cannot load " + options.paths.front() + ": " + take_llama_log());
 }
 
 }  // namespace
@@ -65,30 +71,23 @@ std::shared_ptr<Model> Model::load(const ModelOptions& options, std::shared_ptr<
   const std::lock_guard guard(one_at_a_time);
   initialise_llama();
   take_llama_log();
+  ModelFiles files(options.paths, options.release_page_cache);
   llama_model_params parameters = common_parameters();
-  if (!options.use_arena) {
-    std::vector<const char*> paths;
-    for (const std::string& path : options.paths) paths.push_back(path.c_str());
-    llama_model* model = llama_model_load_from_splits(paths.data(), paths.size(), parameters);
-    if (model == nullptr) fail(options, "");
-    return std::shared_ptr<Model>(new Model(model, {}));
-  }
+  if (!options.use_arena)
+    return std::shared_ptr<Model>(new Model(load_llama_model(options, parameters, progress), {}));
 
   attach_pool(pool);
   LoadSession session(std::move(pool), options.place, progress);
-  Loading loading{session, nullptr};
-  ModelStream stream(options.paths, options.release_page_cache);
   const llama_model_tensor_buft_override overrides[] = {{kExpertTensors, arena_buffer_type()},
                                                         {nullptr, nullptr}};
   parameters.tensor_buft_overrides = overrides;
-  parameters.progress_callback = Loading::proceed;
-  parameters.progress_callback_user_data = &loading;
-  llama_model* model = llama_model_load_from_file_ptr(stream.file(), parameters);
-  if (model == nullptr) {
-    if (loading.error) std::rethrow_exception(loading.error);
-    fail(options, stream.read_error());
-  }
-  return std::shared_ptr<Model>(new Model(model, session.arenas()));
+  std::shared_ptr<Model> model(new Model(load_llama_model(options, parameters, progress), {}));
+  session.place();
+  session.fill([&](Arena& arena, std::byte* destination, size_t size, const std::string& name) {
+    files.fill(arena, destination, size, name);
+  });
+  model->arenas_ = session.arenas();
+  return model;
 }
 
 Model::~Model() {

@@ -1,0 +1,144 @@
+"""A bandwidth-bound mixture-of-experts model: the shape of Qwen3-30B-A3B, cut to a few layers, random weights.
+
+Four experts per matrix are quantised by ggml; the others are the same rows rotated, each by its own amount, so
+every byte has a place of its own in memory while quantising takes seconds. Routers are random, so routing is spread
+over all experts. The file is kept in the user's cache directory, never in the repository.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
+
+from tests.support.gguf_models import quantise
+
+SEED_EXPERTS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class BenchShape:
+    """Sizes in elements; the defaults give an arena of 2.7 GB in Q4_K, far beyond any cache."""
+
+    layer_count: int = 8
+    embedding: int = 2048
+    expert_hidden: int = 768
+    expert_count: int = 128
+    experts_used: int = 8
+    head_count: int = 32
+    kv_head_count: int = 4
+    head: int = 128
+    vocabulary: int = 512
+    expert_type: str = "Q4_K"
+
+
+def cached_model(shape: BenchShape) -> Path:
+    """The model's path, written on first use."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stratad" / "bench"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"moe-{shape.layer_count}x{shape.expert_count}-{shape.expert_type}.gguf"
+    if not path.exists():
+        print(f"writing the synthetic model {path.name} (once)", flush=True)
+        partial = path.with_suffix(".partial")
+        _write(partial, shape)
+        partial.rename(path)
+    return path
+
+
+class _Writer:
+    def __init__(self, path: Path, shape: BenchShape) -> None:
+        self.shape = shape
+        self.random = np.random.default_rng(1)
+        self.gguf = GGUFWriter(path, "qwen3moe", use_temp_file=False)
+
+    def values(self, *dimensions: int, scale: float = 1.0) -> np.ndarray:
+        return self.random.standard_normal(dimensions, dtype=np.float32) * np.float32(
+            scale / np.sqrt(dimensions[-1])
+        )
+
+    def matrix(self, name: str, rows: int, columns: int) -> None:
+        kind = GGMLQuantizationType[self.shape.expert_type]
+        self.gguf.add_tensor(
+            name, quantise(self.values(rows, columns), self.shape.expert_type), raw_dtype=kind
+        )
+
+    def vector(self, name: str, size: int) -> None:
+        self.gguf.add_tensor(name, np.ones(size, dtype=np.float32))
+
+    def experts(self, name: str, layer: int, rows: int, columns: int, seeds: np.ndarray) -> None:
+        """All experts of one matrix: rotations of the seed experts' quantised rows."""
+        count = self.shape.expert_count
+        tiled = np.stack(
+            [
+                np.roll(
+                    seeds[expert % SEED_EXPERTS], (37 * (expert // SEED_EXPERTS) + 101 * layer) % rows, axis=0
+                )
+                for expert in range(count)
+            ]
+        )
+        block_elements, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[self.shape.expert_type]]
+        assert tiled.shape[-1] == columns // block_elements * block_bytes
+        self.gguf.add_tensor(name, tiled, raw_dtype=GGMLQuantizationType[self.shape.expert_type])
+
+
+def _write(path: Path, shape: BenchShape) -> None:
+    writer = _Writer(path, shape)
+    _header(writer)
+    seeds = {
+        "gate": quantise(writer.values(SEED_EXPERTS, shape.expert_hidden, shape.embedding), shape.expert_type),
+        "up": quantise(writer.values(SEED_EXPERTS, shape.expert_hidden, shape.embedding), shape.expert_type),
+        "down": quantise(writer.values(SEED_EXPERTS, shape.embedding, shape.expert_hidden), shape.expert_type),
+    }
+    writer.matrix("token_embd.weight", shape.vocabulary, shape.embedding)
+    writer.vector("output_norm.weight", shape.embedding)
+    writer.matrix("output.weight", shape.vocabulary, shape.embedding)
+    for layer in range(shape.layer_count):
+        _layer(writer, layer, seeds)
+    writer.gguf.write_header_to_file()
+    writer.gguf.write_kv_data_to_file()
+    writer.gguf.write_tensors_to_file(progress=False)
+    writer.gguf.close()
+
+
+def _header(writer: _Writer) -> None:
+    shape, gguf = writer.shape, writer.gguf
+    gguf.add_name("stratad-bench")
+    gguf.add_block_count(shape.layer_count)
+    gguf.add_context_length(8192)
+    gguf.add_embedding_length(shape.embedding)
+    gguf.add_feed_forward_length(shape.expert_hidden * shape.experts_used)
+    gguf.add_expert_feed_forward_length(shape.expert_hidden)
+    gguf.add_head_count(shape.head_count)
+    gguf.add_head_count_kv(shape.kv_head_count)
+    gguf.add_key_length(shape.head)
+    gguf.add_value_length(shape.head)
+    gguf.add_layer_norm_rms_eps(1e-6)
+    gguf.add_rope_freq_base(1e6)
+    gguf.add_expert_count(shape.expert_count)
+    gguf.add_expert_used_count(shape.experts_used)
+    gguf.add_vocab_size(shape.vocabulary)
+    gguf.add_tokenizer_model("none")
+
+
+def _layer(writer: _Writer, layer: int, seeds: dict[str, np.ndarray]) -> None:
+    shape, prefix = writer.shape, f"blk.{layer}"
+    query, key = shape.head_count * shape.head, shape.kv_head_count * shape.head
+    for name in ("attn_norm", "ffn_norm"):
+        writer.vector(f"{prefix}.{name}.weight", shape.embedding)
+    for name in ("attn_q_norm", "attn_k_norm"):
+        writer.vector(f"{prefix}.{name}.weight", shape.head)
+    writer.matrix(f"{prefix}.attn_q.weight", query, shape.embedding)
+    writer.matrix(f"{prefix}.attn_k.weight", key, shape.embedding)
+    writer.matrix(f"{prefix}.attn_v.weight", key, shape.embedding)
+    writer.matrix(f"{prefix}.attn_output.weight", shape.embedding, query)
+    writer.gguf.add_tensor(
+        f"{prefix}.ffn_gate_inp.weight", writer.values(shape.expert_count, shape.embedding, scale=2.0)
+    )
+    writer.experts(
+        f"{prefix}.ffn_gate_exps.weight", layer, shape.expert_hidden, shape.embedding, seeds["gate"]
+    )
+    writer.experts(f"{prefix}.ffn_up_exps.weight", layer, shape.expert_hidden, shape.embedding, seeds["up"])
+    writer.experts(f"{prefix}.ffn_down_exps.weight", layer, shape.embedding, shape.expert_hidden, seeds["down"])
