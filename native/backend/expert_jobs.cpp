@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
 
 // Exported by ggml's CPU library without a public header: the very function its SWIGLU node calls, so the
 // fused chain has the node's bits (vectorised over 16 floats, hence kRowUnit).
@@ -10,16 +11,20 @@ extern "C" void ggml_vec_swiglu_f32(const int n, float* y, const float* x, const
 namespace stratad {
 namespace {
 
-// Enough tasks that workers end together; few enough, and long enough, that claiming costs little beside
-// them.
+// Enough tasks that workers end together, as few as that allows.
 constexpr int64_t kTasksPerWorker = 8;
-constexpr int64_t kLongestTaskRows = 64;
+// The longest run of gate and up rows: their results live on the worker's stack.
+constexpr int64_t kLongestHiddenRun = 1024;
 
-RowTasks tasks_of(int64_t rows, size_t row_bytes, const Pool& pool, int slice, int64_t repetitions) {
+// `repetitions`: how many matrices are cut alike.
+RowTasks tasks_of(int64_t rows, size_t row_bytes, const Pool& pool, int slice, int64_t repetitions,
+                  int64_t longest_run) {
   RowTasks tasks;
   tasks.rows = cut_rows(rows, row_bytes, pool.layout().slices, slice);
   const int64_t wanted = tasks.rows.count() * repetitions / (kTasksPerWorker * pool.workers_of(slice));
-  tasks.rows_per_task = std::clamp(wanted / kRowUnit * kRowUnit, kRowUnit, kLongestTaskRows);
+  const int64_t longest =
+      std::max(kRowUnit, std::min(longest_run, (tasks.rows.count() + kRowUnit - 1) / kRowUnit * kRowUnit));
+  tasks.rows_per_task = std::clamp(wanted / kRowUnit * kRowUnit, kRowUnit, longest);
   return tasks;
 }
 
@@ -67,10 +72,19 @@ void ChainJob::prepare(const ExpertChain& chain, const Pool& pool) {
   char* quantised = quantised_memory_.of(quantised_bytes * static_cast<size_t>(slice_count_));
   plans_.resize(slice_count_);
   for (int slice = 0; slice < slice_count_; ++slice) {
-    plans_[slice].hidden =
-        tasks_of(hidden_rows, chain.gate.row_bytes(), pool, slice, routing_.expert_count());
-    plans_[slice].embedding = tasks_of(embedding_rows, chain.down.row_bytes(), pool, slice, 1);
+    plans_[slice].hidden = tasks_of(hidden_rows, chain.gate.row_bytes(), pool, slice, routing_.expert_count(),
+                                    kLongestHiddenRun);
+    plans_[slice].embedding = tasks_of(embedding_rows, chain.down.row_bytes(), pool, slice,
+                                       routing_.expert_count(), embedding_rows);
     plans_[slice].quantised_hidden = quantised + quantised_bytes * static_cast<size_t>(slice);
+  }
+  size_t runs = 0;
+  for (const SlicePlan& plan : plans_) runs += plan.embedding.count();
+  std::atomic<int>* left = left_memory_.of(runs);
+  for (SlicePlan& plan : plans_) {
+    plan.experts_left = left;
+    for (uint32_t run = 0; run < plan.embedding.count(); ++run)
+      std::construct_at(left++, routing_.expert_count());
   }
   // One token is quantised here: a phase of its own would cost more than the work in it.
   first_phase_ = routing_.token_count() > 1 ? kQuantiseInput : kGateUp;
@@ -87,7 +101,7 @@ uint32_t ChainJob::task_count(int phase, int slice) const noexcept {
     case kQuantiseHidden:
       return static_cast<uint32_t>(routing_.slot_count());
     default:
-      return plan.embedding.count();
+      return plan.embedding.count() * static_cast<uint32_t>(routing_.expert_count());
   }
 }
 
@@ -123,19 +137,32 @@ void ChainJob::quantise_input(int token) noexcept {
 
 // Tasks go expert by expert, so that neighbours in claim order are neighbours in memory.
 void ChainJob::gate_up(const SlicePlan& plan, uint32_t task) noexcept {
-  const uint32_t tasks_per_expert = plan.hidden.count();
-  const int index = static_cast<int>(task / tasks_per_expert);
-  const RowRange rows = plan.hidden.task(task % tasks_per_expert);
+  const int index = static_cast<int>(task / plan.hidden.count());
+  const RowRange rows = plan.hidden.task(task % plan.hidden.count());
   const int32_t expert = routing_.expert(index);
-  float gate[kLongestTaskRows], up[kLongestTaskRows];
+  float gate[kLongestHiddenRun], up[kLongestHiddenRun];
   for (int slot : routing_.slots(index)) {
     const char* input = quantised_input_ +
                         static_cast<size_t>(slot / routing_.used_count()) * chain_.gate.activation_row_bytes;
-    chain_.gate.rows(expert, rows.begin, rows.end, input, gate);
-    chain_.up.rows(expert, rows.begin, rows.end, input, up);
+    multiply_pair(expert, rows, input, gate, up);
     activate(rows.count(), gate, up,
              hidden_ + static_cast<size_t>(slot) * static_cast<size_t>(chain_.gate.row_count) + rows.begin);
   }
+}
+
+// Row by row in turn: two streams, which the memory system fetches ahead side by side.
+void ChainJob::multiply_pair(int32_t expert, RowRange rows, const char* input, float* gate,
+                             float* up) const noexcept {
+  const char* gate_row = chain_.gate.address(expert, rows.begin);
+  const char* up_row = chain_.up.address(expert, rows.begin);
+  for (int64_t index = 0; index < rows.count(); ++index) {
+    gate[index] = chain_.gate.row(gate_row, input);
+    up[index] = chain_.up.row(up_row, input);
+    gate_row += chain_.gate.row_bytes();
+    up_row += chain_.up.row_bytes();
+  }
+  chain_.gate.add_bias(expert, rows.begin, rows.end, gate);
+  chain_.up.add_bias(expert, rows.begin, rows.end, up);
 }
 
 void ChainJob::activate(int64_t count, const float* gate, const float* up, float* hidden) const noexcept {
@@ -148,14 +175,16 @@ void ChainJob::activate(int64_t count, const float* gate, const float* up, float
 }
 
 void ChainJob::down(const SlicePlan& plan, uint32_t task) noexcept {
-  const RowRange rows = plan.embedding.task(task);
-  for (int index = 0; index < routing_.expert_count(); ++index)
-    for (int slot : routing_.slots(index))
-      chain_.down.rows(
-          routing_.expert(index), rows.begin, rows.end,
-          plan.quantised_hidden + static_cast<size_t>(slot) * chain_.down.activation_row_bytes,
-          partial_ + static_cast<size_t>(slot) * static_cast<size_t>(chain_.down.row_count) + rows.begin);
-  sum(rows);
+  const int index = static_cast<int>(task / plan.embedding.count());
+  const uint32_t run = task % plan.embedding.count();
+  const RowRange rows = plan.embedding.task(run);
+  for (int slot : routing_.slots(index))
+    chain_.down.rows(
+        routing_.expert(index), rows.begin, rows.end,
+        plan.quantised_hidden + static_cast<size_t>(slot) * chain_.down.activation_row_bytes,
+        partial_ + static_cast<size_t>(slot) * static_cast<size_t>(chain_.down.row_count) + rows.begin);
+  // Acquire-release: the last one sees what the others wrote into `partial_`.
+  if (plan.experts_left[run].fetch_sub(1, std::memory_order_acq_rel) == 1) sum(rows);
 }
 
 // In the graph's order: weight each expert's row, then add them up from the first choice to the last.
@@ -197,8 +226,8 @@ void ProductJob::prepare(ggml_tensor* node, const Pool& pool) {
   quantised_ = memory_.of(static_cast<size_t>(input->ne[1] * input->ne[2]) * product_.activation_row_bytes);
   plans_.resize(slice_count_);
   for (int slice = 0; slice < slice_count_; ++slice)
-    plans_[slice] =
-        tasks_of(weight->ne[1] / parts_, weight->nb[1], pool, slice, routing_.expert_count() * parts_);
+    plans_[slice] = tasks_of(weight->ne[1] / parts_, weight->nb[1], pool, slice,
+                             routing_.expert_count() * parts_, weight->ne[1]);
 }
 
 uint32_t ProductJob::task_count(int phase, int slice) const noexcept {

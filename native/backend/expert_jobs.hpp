@@ -5,6 +5,7 @@
 // bits.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <vector>
 
@@ -46,11 +47,13 @@ class ChainJob final : public Job {
   enum Phase { kQuantiseInput, kGateUp, kQuantiseHidden, kDown, kPhases };
   struct SlicePlan {
     RowTasks hidden, embedding;
-    char* quantised_hidden = nullptr;  // (slot) rows of down.activation_row_bytes
+    char* quantised_hidden = nullptr;          // (slot) rows of down.activation_row_bytes
+    std::atomic<int>* experts_left = nullptr;  // by run of embedding rows: experts not yet multiplied
   };
 
   void quantise_input(int token) noexcept;
   void gate_up(const SlicePlan& plan, uint32_t task) noexcept;
+  void multiply_pair(int32_t expert, RowRange rows, const char* input, float* gate, float* up) const noexcept;
   void activate(int64_t count, const float* gate, const float* up, float* hidden) const noexcept;
   void down(const SlicePlan& plan, uint32_t task) noexcept;
   void sum(RowRange rows) noexcept;
@@ -66,6 +69,7 @@ class ChainJob final : public Job {
   float* partial_ = nullptr;  // (slot, embedding): one expert's product each, before weighting
   Scratch<char> input_memory_, quantised_memory_;
   Scratch<float> hidden_memory_, partial_memory_;
+  Scratch<std::atomic<int>> left_memory_;
 };
 
 // One MUL_MAT_ID node.

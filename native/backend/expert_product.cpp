@@ -3,7 +3,6 @@
 #include <cstring>
 
 namespace stratad {
-
 bool has_row_kernel(const ggml_tensor* weight) noexcept {
   const auto* traits = ggml_get_type_traits_cpu(weight->type);
   if (traits->vec_dot == nullptr || weight->nb[0] != ggml_type_size(weight->type)) return false;
@@ -34,15 +33,17 @@ void ExpertProduct::quantise(const float* activations, void* quantised) const no
 
 void ExpertProduct::rows(int32_t expert, int64_t begin, int64_t end, const void* quantised,
                          float* output) const noexcept {
-  const char* matrix = static_cast<const char*>(weight->data) + static_cast<size_t>(expert) * weight->nb[2];
-  for (int64_t row = begin; row < end; ++row) {
-    const char* weights = matrix + static_cast<size_t>(first_row + row) * weight->nb[1];
-    dot(static_cast<int>(columns()), output + (row - begin), 0, weights, 0, quantised, 0, 1);
-  }
+  const char* weights = address(expert, begin);
+  for (int64_t index = 0; index < end - begin; ++index, weights += row_bytes())
+    output[index] = row(weights, quantised);
+  add_bias(expert, begin, end, output);
+}
+
+void ExpertProduct::add_bias(int32_t expert, int64_t begin, int64_t end, float* output) const noexcept {
   if (bias == nullptr) return;
   const auto* added = reinterpret_cast<const float*>(static_cast<const char*>(bias->data) +
                                                      static_cast<size_t>(expert) * bias->nb[1]);
-  for (int64_t row = begin; row < end; ++row) output[row - begin] += added[first_row + row];
+  for (int64_t index = 0; index < end - begin; ++index) output[index] += added[first_row + begin + index];
 }
 
 }  // namespace stratad

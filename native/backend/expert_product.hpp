@@ -25,8 +25,20 @@ struct ExpertProduct {
   ExpertProduct(const ggml_tensor* weight, int64_t first_row, int64_t row_count) noexcept;
 
   void quantise(const float* activations, void* quantised) const noexcept;
-  // output[r - begin] = row r of expert's matrix times the quantised activations, plus the bias.
+  // One row of an expert's matrix times the quantised activations, without the bias.
+  float row(const char* weights, const void* quantised) const noexcept {
+    float sum;
+    dot(static_cast<int>(columns()), &sum, 0, weights, 0, quantised, 0, 1);
+    return sum;
+  }
+  // output[r - begin] = row r times the activations, plus the bias.
   void rows(int32_t expert, int64_t begin, int64_t end, const void* quantised, float* output) const noexcept;
+  void add_bias(int32_t expert, int64_t begin, int64_t end, float* output) const noexcept;
+  // Where row `row` of the expert's matrix lies.
+  const char* address(int32_t expert, int64_t row) const noexcept {
+    return static_cast<const char*>(weight->data) + static_cast<size_t>(expert) * weight->nb[2] +
+           static_cast<size_t>(first_row + row) * weight->nb[1];
+  }
   size_t row_bytes() const noexcept { return weight->nb[1]; }
   int64_t columns() const noexcept { return weight->ne[0]; }
 };
