@@ -97,7 +97,12 @@ class NativeRunner:
     """A loaded model behind `stratad.runner.ModelRunner`: one sequence, experts in the placed arena."""
 
     def __init__(
-        self, pool: _native.Pool, model: _native.Model, context: _native.Context, plan: Plan, batch_tokens: int
+        self,
+        pool: _native.Pool,
+        model: _native.Model,
+        context: _native.Context,
+        plan: Plan,
+        batch_tokens: int,
     ) -> None:
         self._pool = pool
         self._model = model
@@ -222,7 +227,9 @@ class NativeRunner:
         del self._context, self._model, self._vocabulary
 
 
-def open_runner(plan: Plan, model: ModelFacts, configuration: Configuration, progress: Progress) -> NativeRunner:
+def open_runner(
+    plan: Plan, model: ModelFacts, configuration: Configuration, progress: Progress
+) -> NativeRunner:
     """Builds the pool, places and fills the arena, and opens a context: everything the plan says, in its order.
 
     Args:
@@ -238,6 +245,8 @@ def open_runner(plan: Plan, model: ModelFacts, configuration: Configuration, pro
     pool = _start_pool(layout, configuration.placement.spin_microseconds * 1e-6)
     _native.set_device_options(max_pool_tokens=configuration.placement.max_pool_tokens)
     loaded = _load(plan, model, configuration, pool, progress)
+    if configuration.placement.lock_memory is True:
+        _require_lock(loaded)
     batch_tokens = min(configuration.model.batch_tokens, configuration.model.context_tokens)
     context_tokens = min(configuration.model.context_tokens, loaded.trained_context_tokens)
     cpu_ids = [worker.cpu_id for worker in layout.workers if worker.cpu_id is not None]
@@ -317,6 +326,20 @@ def _load(
         ) from error
 
 
+def _require_lock(model: _native.Model) -> None:
+    """Raises PlacementError when an arena that has to be locked is not."""
+    for arena in model.arenas:
+        if not arena.outcome.is_locked:
+            raise PlacementError(
+                tried=f"locking the arena's {arena.size_bytes} bytes in memory (placement.lock_memory = true)",
+                because=os.strerror(arena.outcome.lock_error_number)
+                if arena.outcome.lock_error_number
+                else "its pages are not where the plan says, and locked pages cannot be moved",
+                values={"arena_bytes": arena.size_bytes, **_memlock_limit()},
+                remedy='set LimitMEMLOCK=infinity in the unit (or `ulimit -l unlimited`), or lock_memory = "auto"',
+            )
+
+
 def _placement_reasons(outcome: _native.PlaceOutcome, size_bytes: int) -> list[Reason]:
     reasons = [
         Reason(
@@ -346,4 +369,3 @@ def _placement_reasons(outcome: _native.PlaceOutcome, size_bytes: int) -> list[R
 def _memlock_limit() -> dict[str, int | None]:
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     return {"memlock_limit_bytes": None if limit == resource.RLIM_INFINITY else limit}
-

@@ -40,8 +40,7 @@ void Batch::clear() noexcept {
   wants_logits_.clear();
 }
 
-Context::Context(std::shared_ptr<Model> model, const ContextOptions& options)
-    : model_(std::move(model)), batch_tokens_(options.batch_tokens) {
+Context::Context(std::shared_ptr<Model> model, const ContextOptions& options) : model_(std::move(model)) {
   llama_context_params parameters = llama_context_default_params();
   parameters.n_ctx = options.context_tokens;
   parameters.n_batch = options.batch_tokens;
@@ -61,6 +60,7 @@ Context::Context(std::shared_ptr<Model> model, const ContextOptions& options)
     llama_free(context_);
     throw;
   }
+  batch_tokens_ = llama_n_batch(context_);  // llama.cpp caps it at the context, and aborts on larger batches
   llama_attach_threadpool(context_, threadpool_, threadpool_);
 }
 

@@ -80,7 +80,7 @@ class Context {
   std::shared_ptr<Model> model_;
   llama_context* context_ = nullptr;
   ggml_threadpool* threadpool_ = nullptr;
-  uint32_t batch_tokens_;
+  uint32_t batch_tokens_ = 0;
   std::atomic<bool> abort_{false};
   std::atomic<uint64_t> calls_{0}, tokens_{0}, nanoseconds_{0};
 };

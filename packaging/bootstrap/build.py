@@ -32,8 +32,21 @@ def show(done: int, total: int, what: str) -> None:
 def main() -> int:
     """Exit status of pip."""
     source, *definitions = sys.argv[1:]
-    command = [sys.executable, "-m", "pip", "install", "--verbose", "--disable-pip-version-check", "--no-deps"]
-    command += ["--no-build-isolation", "--editable", str(ROOT), f"-Ccmake.define.STRATAD_LLAMA_SOURCE={source}"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--verbose",
+        "--disable-pip-version-check",
+        "--no-deps",
+    ]
+    command += [
+        "--no-build-isolation",
+        "--editable",
+        str(ROOT),
+        f"-Ccmake.define.STRATAD_LLAMA_SOURCE={source}",
+    ]
     command += [f"-Ccmake.define.{definition.removeprefix('-D')}" for definition in definitions]
     environment = {"CMAKE_BUILD_PARALLEL_LEVEL": str(len(os.sched_getaffinity(0))), **os.environ}
     # The environment's own cmake and ninja come first.
@@ -43,7 +56,12 @@ def main() -> int:
     with (
         LOG.open("w", encoding="utf-8") as log,
         subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, errors="replace"
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
+            errors="replace",
         ) as pip,
     ):
         assert pip.stdout is not None

@@ -56,10 +56,19 @@ def download(folder: Path) -> Path:
         return archive
     say(f"fetching llama.cpp: llama-cpp-python {VERSION} source package, 77 MB")
     command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--quiet", "--no-deps"]
-    command += ["--no-build-isolation", "--no-binary", ":all:", "--dest", str(folder), f"llama-cpp-python=={VERSION}"]
+    command += [
+        "--no-build-isolation",
+        "--no-binary",
+        ":all:",
+        "--dest",
+        str(folder),
+        f"llama-cpp-python=={VERSION}",
+    ]
     outcome = subprocess.run(command, check=False, stdout=sys.stderr)
     if outcome.returncode != 0 or not archive.exists():
-        raise FetchError(f"pip could not download llama-cpp-python {VERSION}; is the package index reachable?")
+        raise FetchError(
+            f"pip could not download llama-cpp-python {VERSION}; is the package index reachable?"
+        )
     found = sha256_of(archive)
     if found != SHA256:
         archive.unlink()

@@ -88,9 +88,13 @@ def _write(path: Path, shape: BenchShape) -> None:
     writer = _Writer(path, shape)
     _header(writer)
     seeds = {
-        "gate": quantise(writer.values(SEED_EXPERTS, shape.expert_hidden, shape.embedding), shape.expert_type),
+        "gate": quantise(
+            writer.values(SEED_EXPERTS, shape.expert_hidden, shape.embedding), shape.expert_type
+        ),
         "up": quantise(writer.values(SEED_EXPERTS, shape.expert_hidden, shape.embedding), shape.expert_type),
-        "down": quantise(writer.values(SEED_EXPERTS, shape.embedding, shape.expert_hidden), shape.expert_type),
+        "down": quantise(
+            writer.values(SEED_EXPERTS, shape.embedding, shape.expert_hidden), shape.expert_type
+        ),
     }
     writer.matrix("token_embd.weight", shape.vocabulary, shape.embedding)
     writer.vector("output_norm.weight", shape.embedding)
@@ -141,4 +145,6 @@ def _layer(writer: _Writer, layer: int, seeds: dict[str, np.ndarray]) -> None:
         f"{prefix}.ffn_gate_exps.weight", layer, shape.expert_hidden, shape.embedding, seeds["gate"]
     )
     writer.experts(f"{prefix}.ffn_up_exps.weight", layer, shape.expert_hidden, shape.embedding, seeds["up"])
-    writer.experts(f"{prefix}.ffn_down_exps.weight", layer, shape.embedding, shape.expert_hidden, seeds["down"])
+    writer.experts(
+        f"{prefix}.ffn_down_exps.weight", layer, shape.embedding, shape.expert_hidden, seeds["down"]
+    )

@@ -95,6 +95,18 @@ def test_a_stop_string_across_tokens_ends_the_text_before_it(stop: str | list[st
     assert chunks[-1].choices[0].finish_reason == "stop"
 
 
+@pytest.mark.parametrize(("max_tokens", "reason"), [(2, "length"), (9, "stop")])
+def test_text_held_back_for_a_stop_string_comes_out_when_the_answer_ends(
+    max_tokens: int, reason: str
+) -> None:
+    runner = ScriptedRunner(lambda prompt: [b"one ", b"EN"])
+    with serve(runner) as served:
+        answer = served.client().completions.create(
+            model=MODEL, prompt="p", stop="END", max_tokens=max_tokens
+        )
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("one EN", reason)
+
+
 def test_a_character_split_over_tokens_arrives_whole() -> None:
     text = "grün 東京 🦊 ok"
     runner = ScriptedRunner(lambda prompt: [bytes([byte]) for byte in text.encode()])

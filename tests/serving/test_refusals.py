@@ -83,7 +83,11 @@ def test_a_prompt_longer_than_the_context_is_refused_with_the_numbers() -> None:
     with serve(ScriptedRunner(context_tokens=32)) as served:
         fits = httpx.post(served.url + PLAIN, json={"prompt": "x" * 30})
         too_long = httpx.post(served.url + PLAIN, json={"prompt": "x" * 31})
+        messages = [{"role": "user", "content": "x" * 31}]
+        too_long_chat = httpx.post(served.url + CHAT, json={"messages": messages})
     assert fits.status_code == 200
+    assert too_long_chat.json()["error"]["param"] == "messages"
+    assert too_long.json()["error"]["param"] == "prompt"
     assert too_long.status_code == 400
     assert too_long.json()["error"]["code"] == "context_length_exceeded"
     assert "32 tokens" in too_long.json()["error"]["message"]
@@ -95,7 +99,11 @@ def test_token_ids_outside_the_vocabulary_are_refused() -> None:
         last = served.runner.vocabulary.token_count - 1
         too_large = httpx.post(served.url + PLAIN, json={"prompt": [last + 1]})
         negative = httpx.post(served.url + PLAIN, json={"prompt": [-1]})
+        allowed = httpx.post(served.url + PLAIN, json={"prompt": "p", "logit_bias": {str(last): 1}})
+        biased = httpx.post(served.url + PLAIN, json={"prompt": "p", "logit_bias": {str(last + 1): 1}})
     assert (too_large.status_code, negative.status_code) == (400, 400)
+    assert (allowed.status_code, biased.status_code) == (200, 400)
+    assert biased.json()["error"]["param"] == "logit_bias"
     assert too_large.json()["error"]["param"] == "prompt"
 
 
@@ -125,6 +133,15 @@ def test_a_body_at_the_limit_is_read_and_one_byte_more_is_413() -> None:
     assert fits.status_code == 400, "too long for the context, but read"
     assert fits.json()["error"]["code"] == "context_length_exceeded"
     assert (too_large.status_code, chunked.status_code) == (413, 413)
+
+
+def test_a_body_announced_as_too_large_is_refused_without_waiting_for_it() -> None:
+    with serve(max_body_bytes=2048) as served:
+        address = urlsplit(served.url)
+        with socket.create_connection((address.hostname, address.port), timeout=20) as connection:
+            head = f"POST {PLAIN} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2049\r\n\r\n"
+            connection.sendall(head.encode())
+            assert b" 413 " in connection.recv(200)
 
 
 def test_while_loading_requests_and_health_are_503() -> None:

@@ -82,7 +82,9 @@ class _Builder:
 
     def matrix(self, name: str, *dimensions: int, type_name: str = "Q8_0", scale: float = 1.0) -> None:
         """Adds a weight with `dimensions` in numpy order (rows before columns)."""
-        values = self.random.standard_normal(dimensions, dtype=np.float32) * np.float32(scale / np.sqrt(dimensions[-1]))
+        values = self.random.standard_normal(dimensions, dtype=np.float32) * np.float32(
+            scale / np.sqrt(dimensions[-1])
+        )
         kind = GGMLQuantizationType[type_name]
         if kind is GGMLQuantizationType.F32:
             self.writer.add_tensor(name, values)
@@ -95,7 +97,9 @@ class _Builder:
 
     def experts(self, prefix: str) -> None:
         shape, kind = self.shape, self.expert_type
-        self.matrix(f"{prefix}.ffn_gate_inp.weight", shape.expert_count, shape.embedding, type_name="F32", scale=2.0)
+        self.matrix(
+            f"{prefix}.ffn_gate_inp.weight", shape.expert_count, shape.embedding, type_name="F32", scale=2.0
+        )
         if self.family == "deepseek2-merged":
             self.matrix(
                 f"{prefix}.ffn_gate_up_exps.weight",
@@ -114,7 +118,11 @@ class _Builder:
                     type_name=kind,
                 )
         self.matrix(
-            f"{prefix}.ffn_down_exps.weight", shape.expert_count, shape.embedding, shape.expert_hidden, type_name=kind
+            f"{prefix}.ffn_down_exps.weight",
+            shape.expert_count,
+            shape.embedding,
+            shape.expert_hidden,
+            type_name=kind,
         )
 
     def header(self) -> None:
@@ -175,7 +183,9 @@ def _byte_tokens() -> list[str]:
     return stand_ins
 
 
-def _attention(build: _Builder, prefix: str, *, norm_columns: tuple[int, int] | None, biases: bool = False) -> None:
+def _attention(
+    build: _Builder, prefix: str, *, norm_columns: tuple[int, int] | None, biases: bool = False
+) -> None:
     shape = build.shape
     query, key = shape.head_count * shape.head, shape.kv_head_count * shape.head
     build.vector(f"{prefix}.attn_norm.weight", shape.embedding)
@@ -205,7 +215,9 @@ def _write_plain_family(build: _Builder) -> None:
     if build.family == "qwen3moe":
         build.writer.add_expert_feed_forward_length(shape.expert_hidden)
     query, key = shape.head_count * shape.head, shape.kv_head_count * shape.head
-    norm_columns = {"qwen3moe": (shape.head, shape.head), "olmoe": (query, key), "mixtral": None}[build.family]
+    norm_columns = {"qwen3moe": (shape.head, shape.head), "olmoe": (query, key), "mixtral": None}[
+        build.family
+    ]
     for layer in range(shape.layer_count):
         prefix = f"blk.{layer}"
         _attention(build, prefix, norm_columns=norm_columns)
@@ -227,7 +239,11 @@ def _write_gpt_oss(build: _Builder) -> None:
         build.vector(f"{prefix}.post_attention_norm.weight", shape.embedding)
         build.experts(prefix)
         build.vector(f"{prefix}.ffn_gate_inp.bias", shape.expert_count, mean=0.0)
-        for part, rows in (("gate", shape.expert_hidden), ("up", shape.expert_hidden), ("down", shape.embedding)):
+        for part, rows in (
+            ("gate", shape.expert_hidden),
+            ("up", shape.expert_hidden),
+            ("down", shape.embedding),
+        ):
             # Wide enough that the activation's clamp at 7 is reached now and then.
             build.vector(f"{prefix}.ffn_{part}_exps.bias", shape.expert_count, rows, mean=0.0, deviation=4.0)
 

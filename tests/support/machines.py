@@ -1,6 +1,7 @@
 """Synthetic machines: the files of /sys and /proc for a shape that a test states in a few words.
 
-`machine_files` gives the files as a dictionary; `MemoryTree` serves them without a disk, `write_tree` puts them on one.
+`machine_files` gives the files as a dictionary; `MemoryTree` serves them without a disk, `write_tree` puts
+them on one.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ NODE_DIRECTORY = "/sys/devices/system/node"
 
 @dataclass(frozen=True, slots=True)
 class NodeShape:
-    """One node: its cores as tuples of sibling CPUs, its package, and its memory in bytes (None: no meminfo)."""
+    """One node: its cores as tuples of sibling CPUs, its package, its memory (None: no meminfo)."""
 
     node_id: int
     package_id: int

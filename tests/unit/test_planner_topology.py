@@ -272,3 +272,30 @@ def test_bytes_that_are_no_utf8_do_not_stop_the_reader(tmp_path: Path) -> None:
     root = write_tree(tmp_path, machine_files(TWO_SOCKETS))
     (root / "sys/devices/system/node/node0/cpulist").write_bytes(b"\xff\xfe0-3")
     assert read_topology(root).nodes[0].cpu_ids == ()
+
+
+def test_a_group_outside_our_view_is_looked_up_from_the_mount() -> None:
+    files = machine_files(MachineShape(even_nodes(2, 4)))
+    files |= {"/proc/self/cgroup": "0::/../../other", "/sys/fs/cgroup/cpuset.cpus.effective": "2-3"}
+    files["/sys/fs/cgroup/../../other/cpuset.cpus.effective"] = "7"
+    assert topology_of(MemoryTree(files)).usable_cpu_ids == (2, 3)
+
+
+def test_on_hybrid_hosts_the_version_1_cpuset_counts() -> None:
+    files = machine_files(MachineShape(even_nodes(2, 4)))
+    files["/proc/mounts"] = "cgroup2 /unified cgroup2 rw 0 0\ncgroup /cpuset cgroup rw,cpuset 0 0"
+    files["/proc/self/cgroup"] = "0::/\n3:cpuset:/box"
+    files |= {"/unified/cpuset.cpus.effective": "0-7", "/cpuset/box/cpuset.cpus": "4-5"}
+    assert topology_of(MemoryTree(files)).usable_cpu_ids == (4, 5)
+
+
+def test_the_only_node_takes_the_machines_memory_when_it_states_none() -> None:
+    files = machine_files(MachineShape((NodeShape(0, 0, ((0,), (1,)), None),)))
+    files["/proc/meminfo"] = "MemTotal: 1024 kB\nMemFree: 512 kB"
+    assert topology_of(MemoryTree(files)).nodes[0].free_bytes == 512 * 1024
+
+
+def test_a_cpu_without_siblings_does_not_take_one_that_states_its_own() -> None:
+    files = {f"{CPU_DIRECTORY}/online": "0-2", f"{CPU_DIRECTORY}/cpu1/topology/thread_siblings_list": "1"}
+    files |= {f"{CPU_DIRECTORY}/cpu{cpu}/topology/core_id": "0" for cpu in range(3)}
+    assert topology_of(MemoryTree(files)).cores == ((0, 2), (1,))

@@ -103,7 +103,9 @@ class ScriptedRunner:
         self.truncate_failure: Exception | None = None
         self.decode_thread: int | None = None
         self.is_closed = False
-        self.report = PlacementReport((SlicePlacement(0, (0,), ((0, 64),), 0),), ((0, 1 << 20),), 4096)
+        self.report: PlacementReport | None = PlacementReport(
+            (SlicePlacement(0, (0,), ((0, 64),), 0),), ((0, 1 << 20),), 4096
+        )
         self._answer = answer
         self._holds_steps = holds_steps
         self._permits = threading.Semaphore(0)
@@ -186,6 +188,8 @@ class ScriptedRunner:
 
     def placement(self, pages_per_slice: int) -> PlacementReport:
         assert not self.is_closed
+        if self.report is None:
+            raise OSError(1, "Operation not permitted")
         return self.report
 
     def close(self) -> None:

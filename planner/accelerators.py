@@ -1,0 +1,77 @@
+"""Finds GPUs and other compute devices on the PCI bus and tells them from the board's own VGA."""
+
+from __future__ import annotations
+
+from planner.cpulist import parse_id_list, parse_id_mask, parse_number
+from planner.sysfs import MachineFiles
+from planner.topology import Accelerator, Node
+
+PCI_DIRECTORY = "/sys/bus/pci/devices"
+# Base class and subclass: 3D controller, other display controller, processing accelerator, co-processor.
+COMPUTE_CLASSES = ("0302", "0380", "1200", "0b40")
+VGA_CLASS = "0300"
+# Vendors whose VGA-class devices are GPUs: NVIDIA, AMD, Intel. Board controllers (ASPEED 1a03, Matrox 102b,
+# virtual VGA 1234, 1013, 1af4, 15ad) are not among them.
+GPU_VENDORS = ("0x10de", "0x1002", "0x8086")
+# ATI's server VGA (Rage XL, ES1000) shares AMD's vendor number and computes nothing.
+BOARD_VGA_DEVICES = (("0x1002", "0x4752"), ("0x1002", "0x515e"), ("0x1002", "0x5969"))
+GPU_DRIVERS = ("nvidia", "amdgpu", "i915", "xe", "nouveau")
+
+
+def read_accelerators(tree: MachineFiles, nodes: tuple[Node, ...]) -> tuple[Accelerator, ...]:
+    """Give every accelerator with its node, None where firmware and locality say nothing.
+
+    Args:
+        tree: The machine's files.
+        nodes: The machine's nodes, to check numbers against and to turn a list of local CPUs into a node.
+    """
+    found = []
+    for address in tree.names(PCI_DIRECTORY) or ():
+        pci_class = (tree.text(f"{PCI_DIRECTORY}/{address}/class") or "").lower()
+        kind = pci_class.removeprefix("0x")[:4]
+        if kind in COMPUTE_CLASSES or (kind == VGA_CLASS and _is_gpu(tree, address)):
+            found.append(_accelerator(tree, address, pci_class, nodes))
+    return tuple(found)
+
+
+def _is_gpu(tree: MachineFiles, address: str) -> bool:
+    vendor_id, device_id = _identifier(tree, address, "vendor"), _identifier(tree, address, "device")
+    if vendor_id is not None:
+        return vendor_id in GPU_VENDORS and (vendor_id, device_id) not in BOARD_VGA_DEVICES
+    # Trees cut to a few files lack the vendor; a GPU driver that claims the device settles it.
+    if tree.has(f"/proc/driver/nvidia/gpus/{address}"):
+        return True
+    return tree.link_name(f"{PCI_DIRECTORY}/{address}/driver") in GPU_DRIVERS
+
+
+def _identifier(tree: MachineFiles, address: str, name: str) -> str | None:
+    text = tree.text(f"{PCI_DIRECTORY}/{address}/{name}")
+    return text.lower() if text else None
+
+
+def _accelerator(tree: MachineFiles, address: str, pci_class: str, nodes: tuple[Node, ...]) -> Accelerator:
+    text = tree.text(f"{PCI_DIRECTORY}/{address}/numa_node")
+    kernel_number = _signed_number(text)
+    known = kernel_number is not None and any(node.node_id == kernel_number for node in nodes)
+    return Accelerator(
+        pci_address=address,
+        pci_class=pci_class,
+        vendor_id=_identifier(tree, address, "vendor"),
+        device_id=_identifier(tree, address, "device"),
+        node_id=kernel_number if known else _node_of_local_cpus(tree, address, nodes),
+        kernel_numa_node=kernel_number,
+    )
+
+
+def _signed_number(text: str | None) -> int | None:
+    number = parse_number((text or "").removeprefix("-"), longest=9)
+    return -number if number is not None and (text or "").startswith("-") else number
+
+
+def _node_of_local_cpus(tree: MachineFiles, address: str, nodes: tuple[Node, ...]) -> int | None:
+    """Give the one node whose CPUs the device calls local, or None when they span nodes or are not stated."""
+    listed = parse_id_list(tree.text(f"{PCI_DIRECTORY}/{address}/local_cpulist") or "")
+    mask = tree.text(f"{PCI_DIRECTORY}/{address}/local_cpus")
+    local = set(listed or (parse_id_mask(mask) if mask else None) or ())
+    touched = [node.node_id for node in nodes if local & set(node.cpu_ids)]
+    return touched[0] if len(touched) == 1 and len([node for node in nodes if node.has_cpus]) > 1 else None

@@ -1,0 +1,267 @@
+"""Soft rules: what an operator should know about a chosen plan. Each gives a Reason or None; none changes the
+plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from planner.candidates import Draft, can_place
+from planner.cpulist import format_id_list
+from planner.facts import Facts
+from planner.quantity import count_of, format_bytes
+from planner.reason import Effect, Reason
+from planner.request import Policy
+from planner.rules import ALLOW_PLACEMENT, needed_bytes, node_phrase, total_available_bytes
+
+Advice = Callable[[Facts, Draft], Reason | None]
+
+# Seed 3413: 24 of 31 GiB a node worked, and only after the model file's page cache was dropped. From there on
+# another process's few gigabytes decide whether the slice still fits.
+TIGHT_SHARE = 0.75
+# A twentieth of a node is past what other programs usually reserve for themselves.
+IDLE_HUGE_PAGES_SHARE = 0.05
+
+
+def advice_for(facts: Facts, draft: Draft) -> tuple[Reason, ...]:
+    """Give every warning and note about the chosen candidate, warnings first."""
+    found = [reason for rule in SOFT_RULES if (reason := rule(facts, draft)) is not None]
+    return tuple(sorted(found, key=lambda reason: reason.effect is not Effect.WARNS))
+
+
+def headroom_tight(facts: Facts, draft: Draft) -> Reason | None:
+    """Warn when the fullest node of the plan keeps little beside its part."""
+    parts = dict(draft.arena_bytes)
+    shares = [
+        (needed_bytes(facts, budget, parts[budget.node_id]), budget.available_bytes, budget.node_id)
+        for budget in facts.budgets_of(draft.node_ids)
+        if budget.available_bytes
+    ]
+    if facts.request.arena.size_bytes == 0 or not shares:
+        return None
+    needed, available, node_id = max(shares, key=lambda share: (share[0] / share[1], -share[2]))
+    if needed <= TIGHT_SHARE * available:
+        return None
+    return Reason(
+        code="headroom-tight",
+        effect=Effect.WARNS,
+        message=f"node {node_id} needs {format_bytes(needed)} of {format_bytes(available)} available",
+        evidence={"node": node_id, "needed_bytes": needed, "available_bytes": available},
+        remedy="stop other programs that use memory there, or shorten the context to shrink the KV cache",
+    )
+
+
+def other_buffers_crowd_node(facts: Facts, draft: Draft) -> Reason | None:
+    """Warn when one socket holds the arena and not the other host buffers beside it.
+
+    Source: seed 3708-c (buffers piled beside a placed arena halved the speed).
+    """
+    other_bytes = facts.request.other_host_bytes
+    budgets = facts.budgets_of(draft.node_ids)
+    available = total_available_bytes(budgets)
+    if draft.policy is not Policy.SINGLE_SOCKET or available is None or other_bytes == 0:
+        return None
+    needed = facts.request.arena.size_bytes + other_bytes + sum(budget.headroom_bytes for budget in budgets)
+    if needed <= available:
+        return None
+    return Reason(
+        code="other-buffers-crowd-node",
+        effect=Effect.WARNS,
+        message=f"{format_bytes(other_bytes)} of other buffers do not fit beside the arena on "
+        f"{node_phrase(draft.node_ids)}; what is left over goes to other nodes",
+        evidence={"nodes": draft.node_ids, "needed_bytes": needed, "available_bytes": available},
+        remedy="shorten the context, or set policy = 'split' or 'interleave'",
+        policy=Policy.SINGLE_SOCKET,
+    )
+
+
+def placement_left_out(facts: Facts, draft: Draft) -> Reason | None:
+    """Warn that a machine with several nodes runs without memory placement: only CPUs are pinned."""
+    if can_place(facts) or len(facts.budgets) < 2:
+        return None
+    return Reason(
+        code="placement-not-possible",
+        effect=Effect.WARNS,
+        message="workers are pinned, memory is not placed: the kernel or a seccomp filter refuses it",
+        remedy=ALLOW_PLACEMENT,
+    )
+
+
+def workers_uneven(facts: Facts, draft: Draft) -> Reason | None:
+    """Warn when slices differ in workers, or say that cores idle so that they do not."""
+    if draft.policy is not Policy.SPLIT or draft.layout is None:
+        return None
+    counts = tuple(draft.layout.worker_count_of(index) for index in range(len(draft.layout.slices)))
+    cores = tuple(len(budget.cores) for budget in facts.budgets_of(draft.node_ids))
+    if len(set(counts)) == 1 and max(cores) - min(cores) <= 1:
+        return None
+    differs = len(set(counts)) > 1
+    return Reason(
+        code="workers-lopsided",
+        effect=Effect.WARNS if differs else Effect.INFORMS,
+        message=f"usable cores by node are {_listed(cores)}, workers {_listed(counts)}"
+        + ("; slices follow the workers in size" if differs else "; every slice has the same number"),
+        evidence={"cores": cores, "workers": counts},
+        remedy="widen the cpuset so that each node has as many cores",
+        policy=Policy.SPLIT,
+    )
+
+
+def workers_not_as_asked(facts: Facts, draft: Draft) -> Reason | None:
+    """Say when the worker count differs from the one asked for, and why."""
+    requested = facts.request.requested_worker_count
+    if requested is None or draft.layout is None or draft.worker_count >= requested:
+        return None
+    slice_count = len(draft.layout.slices)
+    evidence: dict[str, int] = {"requested_workers": requested, "workers": draft.worker_count}
+    if requested - draft.worker_count < slice_count and requested % slice_count:
+        return Reason(
+            code="workers-rounded",
+            effect=Effect.INFORMS,
+            message=f"{requested} workers were asked for; {draft.worker_count} are the same number a slice",
+            evidence=evidence,
+        )
+    return Reason(
+        code="workers-clamped",
+        effect=Effect.WARNS,
+        message=f"{requested} workers were asked for, "
+        f"{count_of(draft.worker_count, 'physical core')} can serve: two workers on one core lose",
+        evidence=evidence | {"usable_cores": len(facts.cores)},
+        remedy=f"leave the worker count unset, or set it to {draft.worker_count} or less",
+    )
+
+
+def cpuset_one_cpu(facts: Facts, draft: Draft) -> Reason | None:
+    """Warn when a single CPU must serve requests and compute."""
+    if len(facts.topology.usable_cpu_ids) != 1:
+        return None
+    online_count = len(facts.topology.cpus)
+    return Reason(
+        code="cpuset-one-cpu",
+        effect=Effect.WARNS,
+        message=f"only CPU {facts.topology.usable_cpu_ids[0]} of {online_count} may be used; "
+        "server and pool share it",
+        evidence={"usable_cpus": 1, "online_cpus": online_count},
+        remedy="widen AllowedCPUs= or the container's cpuset"
+        if online_count > 1
+        else "use a machine with more CPUs",
+    )
+
+
+def affinity_narrows_cpuset(facts: Facts, draft: Draft) -> Reason | None:
+    """Warn that an inherited affinity mask keeps workers off CPUs that the cpuset allows.
+
+    Source: trap-colibri-471 (48 workers on two CPUs: 0.11 instead of 4.34 tokens a second).
+    """
+    limits, usable = facts.topology.limits, facts.topology.usable_cpu_ids
+    online = {cpu.cpu_id for cpu in facts.topology.cpus}
+    allowed = online if limits.allowed_cpu_ids is None else online & set(limits.allowed_cpu_ids)
+    if limits.affinity_cpu_ids is None or len(usable) >= len(allowed):
+        return None
+    return Reason(
+        code="affinity-narrows-cpuset",
+        effect=Effect.WARNS,
+        message=f"an affinity mask leaves CPUs {format_id_list(usable)} of {len(allowed)} the cpuset allows",
+        evidence={"usable_cpus": len(usable), "allowed_cpus": len(allowed)},
+        remedy="start without taskset or CPUAffinity= if that was not meant",
+    )
+
+
+def huge_pages_idle(facts: Facts, draft: Draft) -> Reason | None:
+    """Warn about a reserved huge page pool that lies idle on a node of the plan.
+
+    Source: seed 2684 (24,000 idle pages made loading fail and the unit restart in a loop).
+    """
+    for node in facts.topology.nodes:
+        idle_bytes = sum(pool.page_bytes * (pool.free_count or 0) for pool in node.huge_pages)
+        if node.node_id in draft.node_ids and idle_bytes > IDLE_HUGE_PAGES_SHARE * (
+            node.memory_total_bytes or idle_bytes
+        ):
+            return Reason(
+                code="huge-pages-idle",
+                effect=Effect.WARNS,
+                message=f"node {node.node_id} keeps {format_bytes(idle_bytes)} of free huge pages "
+                "that the arena cannot use",
+                evidence={"node": node.node_id, "idle_bytes": idle_bytes},
+                remedy="write 0 to the node's nr_hugepages unless another program needs them",
+            )
+    return None
+
+
+def gpu_node_unknown(facts: Facts, draft: Draft) -> Reason | None:
+    """Warn on a machine with several nodes that a GPU's node is unknown, so it cannot break a tie.
+
+    Source: trap-cucascade-119, trap-tf-58428 (on one node -1 is ordinary and deserves no word).
+    """
+    if len(facts.budgets) < 2 or facts.unknown_gpu_count == 0:
+        return None
+    return Reason(
+        code="gpu-node-unknown",
+        effect=Effect.WARNS,
+        message=f"the node of {count_of(facts.unknown_gpu_count, 'accelerator')} is unknown",
+        evidence={"accelerators": facts.unknown_gpu_count},
+        remedy="state the GPU's node in the configuration, or update the firmware (ACPI _PXM)",
+    )
+
+
+def gpu_node_outside_cpuset(facts: Facts, draft: Draft) -> Reason | None:
+    """Warn that the GPU's node may not be used. Source: trap-sglang-27368."""
+    node_ids = tuple(budget.node_id for budget in facts.budgets)
+    outside = tuple(node_id for node_id in facts.gpu_node_ids if node_id not in node_ids)
+    if not outside or facts.hardware_node_count < 2:
+        return None
+    return Reason(
+        code="gpu-node-outside-cpuset",
+        effect=Effect.WARNS,
+        message=f"the GPU is at {node_phrase(outside)}, this process may use {node_phrase(node_ids)}",
+        evidence={"gpu_nodes": outside, "usable_nodes": node_ids},
+        remedy="allow the GPU's node in the cpuset, or use a GPU at a usable node",
+    )
+
+
+def numa_balancing_on(facts: Facts, draft: Draft) -> Reason | None:
+    """Note that automatic NUMA balancing is on. It leaves memory with an explicit policy alone (lab,
+    arena-policy).
+    """
+    if len(facts.budgets) < 2 or not facts.topology.numa_balancing:
+        return None
+    return Reason(
+        code="numa-balancing-on",
+        effect=Effect.INFORMS,
+        message="kernel.numa_balancing is 1: memory without its own policy may move between nodes",
+        evidence={"numa_balancing": 1},
+    )
+
+
+def memory_unknown(facts: Facts, draft: Draft) -> Reason | None:
+    """Note that sizes could not be compared because the kernel states none."""
+    unknown = tuple(budget.node_id for budget in facts.budgets if budget.available_bytes is None)
+    if not unknown or facts.request.arena.size_bytes == 0:
+        return None
+    return Reason(
+        code="memory-unknown",
+        effect=Effect.WARNS,
+        message=f"the memory of {node_phrase(unknown)} is unknown; whether the arena fits was not checked",
+        evidence={"nodes": unknown},
+        remedy="plan on the live machine, or capture it with its node meminfo files",
+    )
+
+
+def _listed(numbers: tuple[int, ...]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+SOFT_RULES: tuple[Advice, ...] = (
+    headroom_tight,
+    other_buffers_crowd_node,
+    placement_left_out,
+    workers_uneven,
+    workers_not_as_asked,
+    cpuset_one_cpu,
+    affinity_narrows_cpuset,
+    huge_pages_idle,
+    gpu_node_unknown,
+    gpu_node_outside_cpuset,
+    numa_balancing_on,
+    memory_unknown,
+)

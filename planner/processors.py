@@ -1,0 +1,194 @@
+"""Reads online CPUs and groups them into physical cores and packages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+
+from planner.cpulist import LARGEST_ID, parse_id_list, parse_id_mask, parse_number
+from planner.sysfs import MachineFiles
+
+CPU_DIRECTORY = "/sys/devices/system/cpu"
+# Newer kernels name the same sets core_cpus and package_cpus; the old names stay, on old kernels alone.
+CORE_SET_NAMES = ("core_cpus", "thread_siblings")
+PACKAGE_SET_NAMES = ("package_cpus", "core_siblings")
+_CPU_NAME = re.compile(r"cpu(\d{1,5})$")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessorRecord:
+    """What /proc/cpuinfo says of one CPU; None where it says nothing."""
+
+    package_id: int | None
+    core_id: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Processors:
+    """Online CPUs grouped, with the kernel's own (not unique) numbers beside."""
+
+    online_cpu_ids: tuple[int, ...]
+    offline_cpu_ids: tuple[int, ...]
+    cores: tuple[tuple[int, ...], ...]
+    packages: tuple[tuple[int, ...], ...]
+    core_ids: Mapping[int, int | None]
+    package_ids: Mapping[int, int | None]
+    is_virtual: bool
+
+
+def read_processors(tree: MachineFiles, allowed_cpu_ids: tuple[int, ...] | None) -> Processors:
+    """Give the machine's online CPUs in their cores and packages.
+
+    Cores and packages follow the kernel's sibling sets. `core_id` repeats between packages, dies and
+    clusters, and `physical_package_id` is -1 in some guests, so numbers serve only where the sets are
+    missing.
+    """
+    cpuinfo = tree.text("/proc/cpuinfo") or ""
+    records = _cpuinfo_records(cpuinfo)
+    online = _online_cpu_ids(tree, records) or allowed_cpu_ids or ()
+    package_ids = {cpu_id: _package_id(tree, cpu_id, records) for cpu_id in online}
+    core_ids = {cpu_id: _core_id(tree, cpu_id, records) for cpu_id in online}
+    packages = _groups(online, _cpu_sets(tree, online, PACKAGE_SET_NAMES), package_ids)
+    package_index = {cpu_id: index for index, package in enumerate(packages) for cpu_id in package}
+    core_keys = {
+        cpu_id: _core_key(tree, cpu_id, package_index[cpu_id], core_ids[cpu_id]) for cpu_id in online
+    }
+    core_sets = {
+        cpu_id: None
+        if cpus is None
+        else tuple(c for c in cpus if package_index.get(c) == package_index[cpu_id])
+        for cpu_id, cpus in _cpu_sets(tree, online, CORE_SET_NAMES).items()
+    }
+    return Processors(
+        online_cpu_ids=online,
+        offline_cpu_ids=_offline_cpu_ids(tree, frozenset(online)),
+        cores=_groups(online, core_sets, core_keys),
+        packages=packages,
+        core_ids=core_ids,
+        package_ids=package_ids,
+        is_virtual=bool(re.search(r"^(?:flags|Features)\s*:.*\bhypervisor\b", cpuinfo, re.MULTILINE)),
+    )
+
+
+def _online_cpu_ids(tree: MachineFiles, records: Mapping[int, ProcessorRecord]) -> tuple[int, ...]:
+    """Online CPUs by cpu/online, else by each CPU's own directory, else by /proc/cpuinfo."""
+    listed = _id_list(tree, f"{CPU_DIRECTORY}/online")
+    if listed:
+        return listed
+    matches = (_CPU_NAME.match(name) for name in tree.names(CPU_DIRECTORY) or ())
+    present = sorted(int(match[1]) for match in matches if match and int(match[1]) <= LARGEST_ID)
+    # CPU 0 often has no `online` file because it cannot be taken offline.
+    online = tuple(cpu_id for cpu_id in present if tree.text(f"{CPU_DIRECTORY}/cpu{cpu_id}/online") != "0")
+    return online or tuple(sorted(records))
+
+
+def _offline_cpu_ids(tree: MachineFiles, online: frozenset[int]) -> tuple[int, ...]:
+    """CPUs that could run and do not; old kernels leave cpu/offline empty although present CPUs are off."""
+    listed = _id_list(tree, f"{CPU_DIRECTORY}/offline") or _id_list(tree, f"{CPU_DIRECTORY}/present") or ()
+    return tuple(cpu_id for cpu_id in listed if cpu_id not in online)
+
+
+def _cpu_sets(
+    tree: MachineFiles, cpu_ids: tuple[int, ...], names: tuple[str, ...]
+) -> dict[int, tuple[int, ...] | None]:
+    sets: dict[int, tuple[int, ...] | None] = {}
+    for cpu_id in cpu_ids:
+        known = sets.get(cpu_id)
+        if known is not None:
+            continue
+        members = _first_set(tree, f"{CPU_DIRECTORY}/cpu{cpu_id}/topology", names)
+        sets[cpu_id] = members
+        # One read serves the whole group: on 1024 CPUs the siblings' files say the same a thousand times.
+        if members is not None and cpu_id in members:
+            sets.update({member: members for member in members if member > cpu_id and member not in sets})
+    return {cpu_id: sets[cpu_id] for cpu_id in cpu_ids}
+
+
+def _first_set(tree: MachineFiles, directory: str, names: tuple[str, ...]) -> tuple[int, ...] | None:
+    for name in names:
+        listed = _id_list(tree, f"{directory}/{name}_list")
+        if listed:
+            return listed
+        text = tree.text(f"{directory}/{name}")
+        masked = None if text is None else parse_id_mask(text)
+        if masked:
+            return masked
+    return None
+
+
+def _groups(
+    cpu_ids: tuple[int, ...],
+    sets: Mapping[int, tuple[int, ...] | None],
+    keys: Mapping[int, Hashable | None],
+) -> tuple[tuple[int, ...], ...]:
+    """Partition CPUs by their sibling sets, and by key where a CPU has no set.
+
+    Every CPU lands in exactly one group even when damaged files contradict each other: the smaller id
+    decides.
+    """
+    remaining = dict.fromkeys(cpu_ids)
+    by_key: dict[Hashable, list[int]] = {}
+    for cpu_id in cpu_ids:
+        by_key.setdefault(keys[cpu_id], []).append(cpu_id)
+    groups: list[tuple[int, ...]] = []
+    for cpu_id in cpu_ids:
+        if cpu_id not in remaining:
+            continue
+        siblings = sets.get(cpu_id)
+        members = by_key[keys[cpu_id]] if siblings is None else siblings
+        group = tuple(sorted({cpu_id, *(member for member in members if member in remaining)}))
+        if siblings is None:
+            group = tuple(member for member in group if member == cpu_id or sets.get(member) is None)
+        for member in group:
+            del remaining[member]
+        groups.append(group)
+    return tuple(groups)
+
+
+def _core_key(tree: MachineFiles, cpu_id: int, package_index: int, core_id: int | None) -> Hashable:
+    if core_id is None:
+        return ("cpu", cpu_id)
+    die_id = _number(tree, f"{CPU_DIRECTORY}/cpu{cpu_id}/topology/die_id")
+    return ("core", package_index, die_id, core_id)
+
+
+def _package_id(tree: MachineFiles, cpu_id: int, records: Mapping[int, ProcessorRecord]) -> int | None:
+    stated = _number(tree, f"{CPU_DIRECTORY}/cpu{cpu_id}/topology/physical_package_id")
+    if stated is not None:
+        return stated
+    return records[cpu_id].package_id if cpu_id in records else None
+
+
+def _core_id(tree: MachineFiles, cpu_id: int, records: Mapping[int, ProcessorRecord]) -> int | None:
+    stated = _number(tree, f"{CPU_DIRECTORY}/cpu{cpu_id}/topology/core_id")
+    if stated is not None:
+        return stated
+    return records[cpu_id].core_id if cpu_id in records else None
+
+
+def _cpuinfo_records(text: str) -> dict[int, ProcessorRecord]:
+    records: dict[int, ProcessorRecord] = {}
+    for block in text.split("\n\n"):
+        # Old ARM kernels open with a line "Processor : <model name>"; only the lower-case field is the
+        # number.
+        fields = dict(
+            re.findall(r"^(processor|physical id|core id)\s*:\s*(\d{1,9})\s*$", block, re.MULTILINE)
+        )
+        cpu_id = int(fields.get("processor", LARGEST_ID + 1))
+        if cpu_id <= LARGEST_ID:
+            records[cpu_id] = ProcessorRecord(
+                package_id=int(fields["physical id"]) if "physical id" in fields else None,
+                core_id=int(fields["core id"]) if "core id" in fields else None,
+            )
+    return records
+
+
+def _id_list(tree: MachineFiles, path: str) -> tuple[int, ...] | None:
+    text = tree.text(path)
+    return None if text is None else parse_id_list(text)
+
+
+def _number(tree: MachineFiles, path: str) -> int | None:
+    """Give a non-negative number, or None for a missing file, damage, or the kernel's -1 for unknown."""
+    return parse_number(tree.text(path), longest=9)

@@ -1,0 +1,19 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+GIB = 1024**3
+_UNITS = (("TiB", 1024**4), ("GiB", GIB), ("MiB", 1024**2), ("KiB", 1024))
+
+
+def format_bytes(size_bytes: int) -> str:
+    """Give a size with one decimal in the largest binary unit it fills: "44.0 GiB", "512 bytes"."""
+    for name, unit_bytes in _UNITS:
+        if abs(size_bytes) >= unit_bytes:
+            return f"{size_bytes / unit_bytes:.1f} {name}"
+    return f"{size_bytes} bytes"
+
+
+def count_of(number: int, noun: str) -> str:
+    """Give "1 worker" or "3 workers"."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,139 @@
+"""Chat messages to prompt text, by the Jinja template that the model file carries.
+
+The template comes from a file that somebody downloaded: it runs in jinja2's immutable sandbox, without
+files, imports or attributes of Python objects. The functions and extensions are those that templates are
+written against: transformers' `apply_chat_template` and llama.cpp's.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+
+# ChatML: the most common form, and plain enough that a model which never saw it still answers.
+FALLBACK_TEMPLATE_NAME = "chatml"
+FALLBACK_TEMPLATE = (
+    "{% for message in messages %}"
+    "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+class ChatTemplateError(Exception):
+    """A template does not parse, or refuses these messages; the message is fit for the client."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One turn of the conversation."""
+
+    role: str
+    content: str
+
+
+class ChatTemplate:
+    """A parsed template with the model's own marks."""
+
+    def __init__(
+        self,
+        source: str,
+        *,
+        bos_text: str,
+        eos_text: str,
+        now: Callable[[], datetime.datetime] = datetime.datetime.now,
+    ) -> None:
+        """Parses `source`; `now` is what `strftime_now` shows.
+
+        Raises:
+            ChatTemplateError: The template is not valid Jinja.
+        """
+        self._marks = {"bos_token": bos_text, "eos_token": eos_text}
+        environment = _sandbox(now)
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateError as error:
+            raise ChatTemplateError(f"the model's chat template does not parse: {error}") from error
+
+    def render(self, messages: Sequence[ChatMessage]) -> str:
+        """The prompt for the assistant's next turn.
+
+        Raises:
+            ChatTemplateError: The template refuses these messages, or fails on them.
+        """
+        turns = [{"role": message.role, "content": message.content} for message in messages]
+        try:
+            return self._template.render(messages=turns, add_generation_prompt=True, **self._marks)
+        # A template is a program from a file: besides jinja2's own errors it can divide by zero, or add a
+        # number to text. All of it is the template's failure on this request, and none of ours.
+        except Exception as error:
+            raise ChatTemplateError(f"the model's chat template failed: {error}") from error
+
+
+def open_chat_template(
+    source: str | None, *, bos_text: str, eos_text: str
+) -> tuple[ChatTemplate, str | None]:
+    """The model's template, or the fallback where it has none that works.
+
+    Returns:
+        The template, and why the fallback stands in; None when it does not.
+    """
+    problem = "the model file has no chat template"
+    if source is not None:
+        try:
+            return ChatTemplate(source, bos_text=bos_text, eos_text=eos_text), None
+        except ChatTemplateError as error:
+            problem = str(error)
+    return ChatTemplate(FALLBACK_TEMPLATE, bos_text=bos_text, eos_text=eos_text), problem
+
+
+class _GenerationTag(jinja2.ext.Extension):
+    """`{% generation %}` marks the assistant's part for training; for serving it only passes its body on."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        """The body between the tags."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _sandbox(now: Callable[[], datetime.datetime]) -> jinja2.sandbox.ImmutableSandboxedEnvironment:
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_GenerationTag, "jinja2.ext.loopcontrols"],
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda form: now().strftime(form)
+    return environment
+
+
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as transformers writes it: jinja2's own filter escapes characters of HTML."""
+    if isinstance(value, jinja2.Undefined):
+        raise jinja2.UndefinedError("tojson of an undefined value")
+    plain = dict(value) if isinstance(value, Mapping) else value
+    return json.dumps(
+        plain, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)

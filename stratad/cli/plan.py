@@ -1,0 +1,168 @@
+"""`stratactl plan`: the plan for a model on this machine or a captured one, with every reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import click
+
+from planner import (
+    Objective,
+    Plan,
+    PlanRefused,
+    PlanRequest,
+    Policy,
+    Topology,
+    explain_plan,
+    explain_topology,
+    make_plan,
+    parse_policy,
+    plan_to_dict,
+    reason_to_dict,
+)
+from planner.quantity import format_bytes
+from stratad.cli.output import json_option, print_json
+from stratad.cli.parameters import byte_size, root_option
+from stratad.errors import ConfigurationError, one_line
+from stratad.facts import PlanOptions, machine_facts, plan_request, refusal_error
+from stratad.model import ModelFacts, read_model_facts
+
+DEFAULT_CONFIGURATION = Path("/etc/stratad/stratad.toml")
+LIVE_ROOT = Path("/")
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """The command's options. None means the option was not given, so the configuration may fill it in."""
+
+    root: Path
+    model: Path | None
+    arena_bytes: int | None
+    policy: str | None
+    objective: str | None
+    workers: int | None
+    cpu_share: float
+    config: Path | None
+
+
+@click.command()
+@root_option
+@click.option("--model", type=click.Path(path_type=Path), help="GGUF file (the first, of a split model).")
+@click.option(
+    "--arena-bytes",
+    callback=byte_size,
+    metavar="SIZE",
+    help="Expert bytes in host memory, as 44GiB or a number of bytes.",
+)
+@click.option(
+    "--policy", type=click.Choice(["auto", *(policy.value for policy in Policy)]), help="Ask for a policy."
+)
+@click.option("--objective", type=click.Choice([word.value for word in Objective]), help="What to favour.")
+@click.option("--workers", type=click.IntRange(min=1), help="Ask for a number of workers.")
+@click.option(
+    "--cpu-share",
+    type=click.FloatRange(0, 1),
+    default=1.0,
+    help="Share of expert bytes the CPU computes; 0 when all experts are in VRAM.",
+)
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    help=f"Configuration; {DEFAULT_CONFIGURATION} if it is there.",
+)
+@json_option
+def plan(
+    *,
+    root: Path,
+    model: Path | None,
+    arena_bytes: int | None,
+    policy: str | None,
+    objective: str | None,
+    workers: int | None,
+    cpu_share: float,
+    config: Path | None,
+    as_json: bool,
+) -> int:
+    """Plan where a model's experts lie and which cores read them.
+
+    Options given here win over the configuration. Exit status 3 means that no policy suits; the reasons are
+    shown.
+    """
+    wishes = Wishes(root, model, arena_bytes, policy, objective, workers, cpu_share, config)
+    facts, plan_options = _facts_and_options(wishes)
+    topology = machine_facts(root)
+    request = plan_request(facts, plan_options)
+    try:
+        decided = make_plan(topology, request)
+    except PlanRefused as refusal:
+        if not as_json:
+            raise refusal_error(refusal) from refusal
+        print_json({"refused": True, "reasons": [reason_to_dict(reason) for reason in refusal.reasons]})
+        return refusal_error(refusal).exit_status
+    if as_json:
+        print_json(plan_to_dict(decided))
+    else:
+        click.echo(_text(topology, facts, request, decided), nl=False)
+    return 0
+
+
+def _configuration_path(wishes: Wishes) -> Path | None:
+    """Give the configuration to read: the named one, or the installed one when no model or size is given."""
+    if wishes.config is not None:
+        return wishes.config
+    is_needed = wishes.model is None and wishes.arena_bytes is None and wishes.root == LIVE_ROOT
+    return DEFAULT_CONFIGURATION if is_needed and DEFAULT_CONFIGURATION.exists() else None
+
+
+def _facts_and_options(wishes: Wishes) -> tuple[ModelFacts | None, PlanOptions]:
+    options = PlanOptions(
+        policy=parse_policy(wishes.policy or "auto"),
+        objective=Objective(wishes.objective or Objective.DECODE),
+        worker_count=wishes.workers,
+        cpu_share=wishes.cpu_share,
+        arena_bytes=wishes.arena_bytes,
+    )
+    model_path = wishes.model
+    configuration_path = _configuration_path(wishes)
+    if configuration_path is not None:
+        options, configured_path = _configured(wishes, options, configuration_path)
+        model_path = model_path or configured_path
+    if model_path is None and wishes.arena_bytes is None:
+        raise ConfigurationError(
+            tried="planning without a model",
+            because="neither a model nor an arena size was given",
+            remedy="give --model FILE.gguf, --arena-bytes SIZE or --config FILE",
+        )
+    return (None if model_path is None else read_model_facts(model_path)), options
+
+
+def _configured(wishes: Wishes, options: PlanOptions, path: Path) -> tuple[PlanOptions, Path | None]:
+    """Fill in from the configuration what no option gave. pydantic is imported only here."""
+    from stratad.config import load_configuration
+
+    configuration = load_configuration(path)
+    placement = configuration.placement
+    filled = replace(
+        options,
+        policy=options.policy if wishes.policy is not None else parse_policy(placement.policy),
+        objective=options.objective if wishes.objective is not None else Objective(placement.objective),
+        worker_count=wishes.workers if wishes.workers is not None else placement.workers,
+        context_tokens=configuration.model.context_tokens,
+    )
+    return filled, configuration.model.path
+
+
+def _text(topology: Topology, facts: ModelFacts | None, request: PlanRequest, decided: Plan) -> str:
+    return explain_topology(topology) + _request_line(facts, request) + explain_plan(decided)
+
+
+def _request_line(facts: ModelFacts | None, request: PlanRequest) -> str:
+    arena = f"{format_bytes(request.arena.size_bytes)} of experts in host memory"
+    other = f", {format_bytes(request.other_host_bytes)} of other buffers" if request.other_host_bytes else ""
+    if facts is None:
+        return f"arena     {arena}{other}\n"
+    experts = f", {facts.experts_used} of {facts.expert_count} experts" if facts.expert_count else ""
+    layers = f", {facts.layer_count} layers" if facts.layer_count is not None else ""
+    name = one_line(facts.name or facts.paths[0].name)
+    return f"model     {name}: {one_line(facts.architecture)}{layers}{experts}\narena     {arena}{other}\n"

@@ -1,0 +1,64 @@
+"""What the engine is told and what it tells: its limits, its totals, and where it reports durations."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from stratad.generation import Timings
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """The limits from the configuration; see `stratad.config.ServerSection`."""
+
+    max_queue: int
+    request_timeout_seconds: float
+    max_tokens_default: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """A consistent look at the engine; totals count since start.
+
+    `finish_reasons` holds pairs of reason and count, sorted. `failure` says why no request can be answered
+    any more; None while the engine works.
+    """
+
+    running: int
+    waiting: int
+    prompt_tokens: int
+    generation_tokens: int
+    decode_steps: int
+    decode_seconds: float
+    prefill_seconds: float
+    finish_reasons: tuple[tuple[str, int], ...]
+    last_timings: Timings | None
+    failure: str | None
+
+
+class LatencyObserver(Protocol):
+    """Where the engine reports durations that only histograms can hold."""
+
+    def observe_first_token(self, seconds: float) -> None:
+        """From submitting a request to its first token."""
+
+    def observe_token_gap(self, seconds: float) -> None:
+        """Between two tokens of one request."""
+
+    def observe_request(self, seconds: float) -> None:
+        """From submitting a request to its end, whatever the end."""
+
+
+@dataclass(slots=True)
+class EngineTotals:
+    """The engine's running sums; it guards them with its own lock."""
+
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    decode_steps: int = 0
+    decode_seconds: float = 0.0
+    prefill_seconds: float = 0.0
+    finish_reasons: Counter[str] = field(default_factory=Counter)
+    last_timings: Timings | None = None

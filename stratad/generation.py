@@ -1,0 +1,206 @@
+"""What a request to the engine is, what comes back, and how it can fail.
+
+RequestError              a request that got no (whole) answer, said to its sender
+    InvalidRequest        it asks for something impossible
+        PromptTooLong     more tokens than the context holds
+    QueueFull             too many are waiting
+    NotAccepting          the daemon is loading, draining or stopped
+    DeadlineExceeded      no answer within the time limit
+    EngineFailure         the native side failed
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from stratad.runner import SamplingParameters
+from stratad.text_stream import TextStream
+
+FinishReason = Literal["stop", "length"]
+
+_MILLISECONDS = 1000.0
+
+
+class RequestError(Exception):
+    """A request that could not be answered; `parameter` names the field at fault, `code` is stable."""
+
+    code: str = "request_failed"
+
+    def __init__(self, message: str, parameter: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.parameter = parameter
+
+
+class InvalidRequest(RequestError):
+    """The request asks for something that no later attempt would give."""
+
+    code = "invalid_value"
+
+
+class PromptTooLong(InvalidRequest):
+    """The prompt leaves no room for an answer in the context."""
+
+    code = "context_length_exceeded"
+
+    def __init__(self, prompt_tokens: int, context_tokens: int, parameter: str | None = None) -> None:
+        super().__init__(
+            f"the prompt has {prompt_tokens} tokens, but the context holds {context_tokens} "
+            "with at least one for the answer; shorten it or raise model.context_tokens",
+            parameter,
+        )
+        self.prompt_tokens = prompt_tokens
+        self.context_tokens = context_tokens
+
+
+class QueueFull(RequestError):
+    """As many requests wait as the configuration allows; `retry_seconds` is when to try again."""
+
+    code = "queue_full"
+
+    def __init__(self, waiting: int, retry_seconds: int) -> None:
+        super().__init__(f"{waiting} requests are waiting already; try again later")
+        self.retry_seconds = retry_seconds
+
+
+class NotAccepting(RequestError):
+    """The daemon takes no requests now: it is loading, draining or stopped."""
+
+    code = "unavailable"
+
+
+class DeadlineExceeded(RequestError):
+    """The answer was not complete within the time limit."""
+
+    code = "timeout"
+
+
+class EngineFailure(RequestError):
+    """The native side failed; the cause stands in the daemon's log."""
+
+    code = "engine_failure"
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One prompt to continue.
+
+    Attributes:
+        prompt: Text, or token ids as they are.
+        sampling: How tokens are chosen.
+        max_tokens: Most tokens to generate; None takes the configured default.
+        stop_strings: The answer ends before the first of these.
+        is_rendered: The prompt comes out of a chat template, which may have written the start token itself.
+    """
+
+    prompt: str | tuple[int, ...]
+    sampling: SamplingParameters
+    max_tokens: int | None = None
+    stop_strings: tuple[str, ...] = ()
+    is_rendered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Where one request's time went, measured by the engine around its own steps.
+
+    `prompt_tokens` were computed in `prompt_seconds`; `cached_tokens` more were reused from the request
+    before. The first token falls out of the prompt, so `predicted_seconds` runs from there.
+    """
+
+    cached_tokens: int
+    prompt_tokens: int
+    prompt_seconds: float
+    predicted_tokens: int
+    predicted_seconds: float
+
+    def as_document(self) -> dict[str, float | int | None]:
+        """The fields as llama.cpp's server names them; a rate is null where nothing was measured."""
+        return {
+            "cache_n": self.cached_tokens,
+            "prompt_n": self.prompt_tokens,
+            "prompt_ms": self.prompt_seconds * _MILLISECONDS,
+            "prompt_per_token_ms": _quotient(self.prompt_seconds * _MILLISECONDS, self.prompt_tokens),
+            "prompt_per_second": _quotient(self.prompt_tokens, self.prompt_seconds),
+            "predicted_n": self.predicted_tokens,
+            "predicted_ms": self.predicted_seconds * _MILLISECONDS,
+            "predicted_per_token_ms": _quotient(
+                self.predicted_seconds * _MILLISECONDS, self.predicted_tokens
+            ),
+            "predicted_per_second": _quotient(self.predicted_tokens, self.predicted_seconds),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class TextPiece:
+    """More of the answer; never empty, always whole characters."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The answer is complete. `stop`: the model or a stop string ended it; `length`: the limit did."""
+
+    reason: FinishReason
+    timings: Timings
+
+    @property
+    def prompt_tokens(self) -> int:
+        """All tokens of the prompt, reused ones included."""
+        return self.timings.prompt_tokens + self.timings.cached_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The answer will not be completed."""
+
+    error: RequestError
+
+
+Event = TextPiece | Finished | Failed
+
+# Called on the decode thread (or, for a request that fails in the queue, on any): must return at once.
+Deliver = Callable[[Event], None]
+
+
+class Generation:
+    """One request from its submission to its end; compared by identity."""
+
+    def __init__(
+        self, prompt: tuple[int, ...], request: GenerationRequest, deliver: Deliver, token_limit: int
+    ) -> None:
+        self.prompt = prompt
+        self.request = request
+        self.deliver = deliver
+        self.token_limit = token_limit
+        self.is_cancelled = False
+        self.text = TextStream(request.stop_strings)
+        self.submitted_seconds = time.perf_counter()
+        self.first_token_seconds = self.submitted_seconds
+        self.last_token_seconds = self.submitted_seconds
+        self.cached_tokens = 0
+        self.prompt_seconds = 0.0
+        self.predicted_tokens = 0
+
+    def deliver_text(self, text: str) -> None:
+        """Sends a piece of the answer, unless it is empty."""
+        if text and not self.is_cancelled:
+            self.deliver(TextPiece(text))
+
+    def timings(self) -> Timings:
+        """Where the time went until now."""
+        return Timings(
+            cached_tokens=self.cached_tokens,
+            prompt_tokens=len(self.prompt) - self.cached_tokens,
+            prompt_seconds=self.prompt_seconds,
+            predicted_tokens=self.predicted_tokens,
+            predicted_seconds=time.perf_counter() - self.first_token_seconds,
+        )
+
+
+def _quotient(dividend: float, divisor: float) -> float | None:
+    return dividend / divisor if divisor else None

@@ -1,0 +1,87 @@
+"""Checks page placement again and again while the daemon serves, and tells when it changes."""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+
+from stratad import journal
+from stratad.service import Notice, Service
+from stratad.verify import PlacementCheck, Verdict
+
+BELOW_LIMIT_CODE = "placement-below-limit"
+UNVERIFIABLE_CODE = "placement-unverifiable"
+
+
+class PlacementWatch:
+    """A thread that samples placement every `pause_seconds`; 0 never does."""
+
+    def __init__(self, service: Service, pause_seconds: float) -> None:
+        self._service = service
+        self._pause_seconds = pause_seconds
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="placement", daemon=True)
+
+    def __enter__(self) -> PlacementWatch:
+        if self._pause_seconds > 0:
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stopped.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        last = Verdict.MET
+        while not self._stopped.wait(self._pause_seconds):
+            try:
+                check = self._service.sample_placement()
+            except (OSError, RuntimeError) as error:
+                # The next check may work; how old the last one is, a metric tells.
+                journal.report_error("placement", "the check failed", reason=str(error))
+                continue
+            note_placement(self._service, check)
+            if check.verdict is not last:
+                log_placement(check)
+            last = check.verdict
+
+
+def note_placement(service: Service, check: PlacementCheck) -> None:
+    """Shows a check that went badly as a notice, and withdraws the notice of an earlier one."""
+    for code in (BELOW_LIMIT_CODE, UNVERIFIABLE_CODE):
+        service.withdraw(code)
+    notice = placement_notice(check)
+    if notice is not None:
+        service.notice(notice)
+
+
+def placement_notice(check: PlacementCheck) -> Notice | None:
+    """What a check found, when it is worth a warning."""
+    if check.verdict is Verdict.BELOW_LIMIT:
+        return Notice(
+            BELOW_LIMIT_CODE,
+            "warns",
+            f"slice {check.worst_slice} has {check.worst_ratio:.4f} of its pages on its nodes, "
+            f"the limit is {check.limit_ratio:g}",
+            "free memory on that node and restart the daemon; `stratactl verify` shows every slice",
+        )
+    if check.verdict is Verdict.UNVERIFIABLE:
+        return Notice(
+            UNVERIFIABLE_CODE,
+            "warns",
+            "the kernel does not tell where the arena's pages lie",
+            "allow move_pages to the service (seccomp filters and containers often refuse it)",
+        )
+    return None
+
+
+def log_placement(check: PlacementCheck) -> None:
+    """One line for the check's verdict, as a warning when it is a bad one."""
+    values: dict[str, journal.Value] = {"verdict": check.verdict.value, "limit_ratio": check.limit_ratio}
+    if check.worst_ratio is not None:
+        values |= {"worst_slice": check.worst_slice, "worst_ratio": check.worst_ratio}
+    write = journal.warn if placement_notice(check) is not None else journal.inform
+    write("placement", "", **values)

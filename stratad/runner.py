@@ -1,0 +1,189 @@
+"""What the server asks of a loaded model: the border between Python and the native engine.
+
+`stratad.apply.NativeRunner` implements `ModelRunner` over the native module; tests implement it
+with a scripted one. The engine sees nothing else of the native side. Only `counters` and
+`placement` may be called from any thread; everything else belongs to the decode thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParameters:
+    """How the next token is chosen, with llama.cpp's meanings and defaults.
+
+    Attributes:
+        temperature: 0 takes the most likely token; otherwise logits are divided by it.
+        top_k: Keep this many most likely tokens; 0 keeps all.
+        top_p: Keep the smallest set whose probability reaches this; 1 keeps all.
+        min_p: Drop tokens less likely than this share of the most likely one; 0 drops none.
+        seed: Fixes the random choices; None takes a fresh seed.
+        repeat_penalty: Divides the logits of tokens seen lately; 1 changes nothing.
+        frequency_penalty: Subtracted once per earlier occurrence; 0 changes nothing.
+        presence_penalty: Subtracted once when the token occurred; 0 changes nothing.
+        penalty_last_tokens: How many last tokens the penalties look at; 0 switches them off.
+        grammar: GBNF text that the output must match; None allows everything.
+        logit_bias: Pairs of token id and the value added to its logit, sorted by token id.
+    """
+
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    seed: int | None = None
+    repeat_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    penalty_last_tokens: int = 64
+    grammar: str | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SliceCounters:
+    """What one slice of the pool has done since it was built.
+
+    `wait_seconds` is time its workers stood at barriers, `drain_seconds` time from its first idle
+    worker to the end of a batch, `tasks` the row blocks it computed, `expert_bytes` the weight bytes it read.
+    """
+
+    wait_seconds: float
+    drain_seconds: float
+    tasks: int
+    expert_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class NativeCounters:
+    """Running totals of the native side; slices in the order of their index."""
+
+    slices: tuple[SliceCounters, ...]
+    fused_chains: int
+    fallback_operations: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlicePlacement:
+    """Where a sample of one slice's pages lies.
+
+    Attributes:
+        slice_index: Index of the slice in the plan's layout.
+        home_nodes: Nodes the plan puts it on, sorted: one, or several when it is interleaved over them; empty
+            when the plan places nothing (off, test mode).
+        pages_per_node: Pairs of node id and sampled pages found there, sorted by node id.
+        unknown_pages: Sampled pages whose node the kernel did not tell.
+    """
+
+    slice_index: int
+    home_nodes: tuple[int, ...]
+    pages_per_node: tuple[tuple[int, int], ...]
+    unknown_pages: int
+
+    @property
+    def known_pages(self) -> int:
+        """Sampled pages whose node is known."""
+        return sum(page_count for _, page_count in self.pages_per_node)
+
+    @property
+    def local_ratio(self) -> float | None:
+        """Share of known pages on home nodes; None without a home node or without a known page."""
+        if not self.home_nodes or self.known_pages == 0:
+            return None
+        local_pages = sum(pages for node_id, pages in self.pages_per_node if node_id in self.home_nodes)
+        return local_pages / self.known_pages
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementReport:
+    """One check of the arena: slices by index, and its bytes per node as the sample projects them.
+
+    `arena_bytes_per_node` holds pairs of node id and bytes, sorted by node id; `page_bytes` is the page
+    size the arena was asked to use.
+    """
+
+    slices: tuple[SlicePlacement, ...]
+    arena_bytes_per_node: tuple[tuple[int, int], ...]
+    page_bytes: int
+
+
+class Vocabulary(Protocol):
+    """The model's tokens. Reading it is safe from any thread."""
+
+    @property
+    def token_count(self) -> int:
+        """Number of tokens; ids are 0 up to, not including, this."""
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """Tokens of `text`.
+
+        `add_special` adds the start token where the model wants one; `parse_special` reads marks such as <s>.
+        """
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes a token stands for: possibly a part of one UTF-8 character, or nothing."""
+
+    def is_end_of_generation(self, token: int) -> bool:
+        """True when the model says it has finished by this token."""
+
+
+class Sampler(Protocol):
+    """The sampling state of one request. Opaque: only the runner that opened it reads it."""
+
+
+class ModelRunner(Protocol):
+    """A loaded model with one sequence of key-value memory."""
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The model's tokens."""
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens the one sequence can hold."""
+
+    @property
+    def batch_tokens(self) -> int:
+        """Most tokens one `decode` call accepts."""
+
+    @property
+    def chat_template(self) -> str | None:
+        """The Jinja template that the model file carries, or None."""
+
+    @property
+    def bos_text(self) -> str:
+        """Text of the start token, for templates; empty when the model has none."""
+
+    @property
+    def eos_text(self) -> str:
+        """Text of the end token, for templates; empty when the model has none."""
+
+    def open_sampler(self, sampling: SamplingParameters) -> Sampler:
+        """A sampler for one request. Raises ValueError when the grammar does not parse."""
+
+    def decode(self, tokens: Sequence[int], position: int) -> None:
+        """Computes `tokens` at `position` and following; blocks without the GIL and keeps the last logits."""
+
+    def sample(self, sampler: Sampler) -> int:
+        """The next token from the last logits, accepted into the sampler's state."""
+
+    def truncate(self, position: int) -> None:
+        """Forgets everything from `position` on.
+
+        Raises RuntimeError when the model's memory cannot be cut there (recurrent layers); 0 always works.
+        """
+
+    def adopt_decode_thread(self) -> None:
+        """Pins the calling thread to the seat of worker 0. Called once, on the decode thread."""
+
+    def counters(self) -> NativeCounters:
+        """Running totals. Cheap; safe from any thread."""
+
+    def placement(self, pages_per_slice: int) -> PlacementReport:
+        """Asks the kernel where at most `pages_per_slice` pages of each slice lie. Safe from any thread."""
+
+    def close(self) -> None:
+        """Frees model and arena and joins the pool. Nothing else may be called afterwards."""

@@ -1,0 +1,131 @@
+"""Where a running daemon leaves its address and its plan, and where stratactl looks for them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from stratad.config import Environment
+from stratad.errors import DaemonError
+
+SYSTEM_DIRECTORY = Path("/run/stratad")
+_ENDPOINT_FILE = "endpoint.json"
+_PLAN_FILE = "plan.json"
+
+
+@dataclass(frozen=True, slots=True)
+class RunningDaemon:
+    """A daemon that said where it listens: `http://host:port`, or `unix:/path`."""
+
+    endpoint: str
+    process_id: int
+
+
+def runtime_directory(configured: Path | None, environment: Environment) -> Path:
+    """The directory of this daemon: configured, systemd's, the user's own, or one per user below /tmp."""
+    if configured is not None:
+        return configured
+    return environment.runtime_directory or _user_directory(environment)
+
+
+@contextlib.contextmanager
+def published(directory: Path, endpoint: str) -> Iterator[None]:
+    """Says in `directory` where this process listens, as long as the context lasts.
+
+    Raises:
+        DaemonError: The directory cannot be written, or belongs to somebody else.
+    """
+    _prepare(directory)
+    content = json.dumps({"endpoint": endpoint, "process_id": os.getpid()}) + "\n"
+    _write(directory / _ENDPOINT_FILE, content)
+    try:
+        yield
+    finally:
+        # Another daemon of this user may have started since; its files stay.
+        running = read_running(directory)
+        if running is not None and running.process_id == os.getpid():
+            (directory / _ENDPOINT_FILE).unlink(missing_ok=True)
+            (directory / _PLAN_FILE).unlink(missing_ok=True)
+
+
+def publish_plan(directory: Path, plan: Mapping[str, object]) -> None:
+    """Writes the plan beside the address. Raises DaemonError as `published`."""
+    _write(directory / _PLAN_FILE, json.dumps(plan, indent=2, sort_keys=True) + "\n")
+
+
+def find_running(configured: Path | None, environment: Environment) -> RunningDaemon:
+    """The running daemon of the configured directory, else of the system, else of this user.
+
+    Raises:
+        DaemonError: None has said where it listens.
+    """
+    places = [configured] if configured else [SYSTEM_DIRECTORY, _user_directory(environment)]
+    for directory in places:
+        running = read_running(directory)
+        if running is not None and _is_alive(running.process_id):
+            return running
+    raise DaemonError(
+        tried=f"finding a running daemon in {' and '.join(str(place) for place in places)}",
+        because="none has left its address there",
+        remedy="start it (`systemctl start stratad`, or `stratad demo`), or name it with --url or --socket",
+    )
+
+
+def read_running(directory: Path) -> RunningDaemon | None:
+    """What a daemon left in `directory`; None when there is nothing that can be read."""
+    try:
+        document = json.loads((directory / _ENDPOINT_FILE).read_text(encoding="utf-8"))
+        return RunningDaemon(str(document["endpoint"]), int(document["process_id"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _user_directory(environment: Environment) -> Path:
+    if environment.user_runtime_directory is not None:
+        return environment.user_runtime_directory / "stratad"
+    return environment.temporary_directory / f"stratad-{os.getuid()}"
+
+
+def _prepare(directory: Path) -> None:
+    tried = f"using the runtime directory {directory}"
+    remedy = "set server.runtime_directory to a folder that this user may write"
+    try:
+        directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+        status = directory.lstat()
+    except OSError as error:
+        raise DaemonError(tried, str(error.strerror), remedy=remedy) from error
+    # Below /tmp anybody may have made the directory first, and could then change what stratactl trusts.
+    if (
+        not stat.S_ISDIR(status.st_mode)
+        or status.st_uid not in (os.getuid(), 0)
+        or status.st_mode & stat.S_IWOTH
+    ):
+        raise DaemonError(tried, "it is not a directory of this user's own", remedy=remedy)
+
+
+def _write(path: Path, content: str) -> None:
+    """Replaces the file in one step: a reader sees the old text or the new one."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        draft.write_text(content, encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        raise DaemonError(
+            f"writing {path}", str(error.strerror), remedy="set server.runtime_directory to a writable folder"
+        ) from error
+
+
+def _is_alive(process_id: int) -> bool:
+    try:
+        os.kill(process_id, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        # It belongs to somebody else (the service's user), and lives.
+        return True
+    return True

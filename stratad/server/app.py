@@ -1,0 +1,101 @@
+"""The application: routes, and the one place where exceptions become answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from http import HTTPStatus
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from stratad import journal
+from stratad.generation import RequestError
+from stratad.metrics import Metrics
+from stratad.server.completions import CompletionEndpoints
+from stratad.server.failures import HttpFailure, failure_response, request_error_response
+from stratad.server.limits import HostCheck
+from stratad.server.observation import ObservationEndpoints
+from stratad.server.streaming import ClientGone
+from stratad.service import Service
+
+# nginx's number for a request whose client left; nobody receives it, logs and tests see it.
+_CLIENT_CLOSED_REQUEST = 499
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """What the HTTP side needs of the configuration.
+
+    `checks_host` is set for listeners on loopback, where only this machine's own names are right.
+    """
+
+    max_body_bytes: int
+    checks_host: bool
+    allowed_hosts: tuple[str, ...] = ()
+
+
+def create_app(service: Service, metrics: Metrics, settings: ServerSettings) -> Starlette:
+    """The ASGI application over one service."""
+    completions = CompletionEndpoints(service, settings.max_body_bytes)
+    observation = ObservationEndpoints(service, metrics)
+    return Starlette(
+        routes=[
+            Route("/v1/chat/completions", completions.chat, methods=["POST"]),
+            Route("/v1/completions", completions.complete, methods=["POST"]),
+            Route("/v1/models", observation.models),
+            Route("/health", observation.health),
+            Route("/metrics", observation.metrics),
+            Route("/status", observation.status),
+            Route("/placement", observation.placement),
+            Route("/", observation.page),
+        ],
+        middleware=[Middleware(HostCheck, settings.allowed_hosts)] if settings.checks_host else [],
+        exception_handlers={
+            HttpFailure: _refused,
+            RequestError: _engine_refused,
+            ClientGone: _client_gone,
+            ClientDisconnect: _client_gone,
+            HTTPException: _not_routed,
+            Exception: _unexpected,
+        },
+    )
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HttpFailure)
+    return failure_response(error)
+
+
+async def _engine_refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestError)
+    return request_error_response(error)
+
+
+async def _client_gone(request: Request, error: Exception) -> Response:
+    return Response(status_code=_CLIENT_CLOSED_REQUEST)
+
+
+async def _not_routed(request: Request, error: Exception) -> Response:
+    """Unknown paths and wrong methods, in OpenAI's shape like every other error."""
+    assert isinstance(error, HTTPException)
+    status = HTTPStatus(error.status_code)
+    failure = HttpFailure(status, f"{request.method} {request.url.path}: {error.detail}", code="not_found")
+    response = failure_response(failure)
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _unexpected(request: Request, error: Exception) -> Response:
+    """A program error: the client learns nothing of it but that it happened, the log everything."""
+    journal.report_error(
+        "server", "request failed", path=request.url.path, kind=type(error).__name__, reason=str(error)
+    )
+    return failure_response(
+        HttpFailure(
+            HTTPStatus.INTERNAL_SERVER_ERROR, "internal error; see the daemon's log", code="internal_error"
+        )
+    )

@@ -1,0 +1,103 @@
+"""POST /v1/chat/completions and /v1/completions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from http import HTTPStatus
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from stratad.chat_template import ChatTemplateError
+from stratad.engine import Ticket
+from stratad.generation import Event, Failed, Finished, GenerationRequest, TextPiece
+from stratad.server.bodies import ChatBody, CompletionBody, SamplingBody, parse_body
+from stratad.server.failures import HttpFailure, request_error_document
+from stratad.server.limits import read_body
+from stratad.server.rendering import STREAM_END, ChatShape, CompletionShape, Shape, event_block
+from stratad.server.streaming import EventStream, EventStreamResponse, is_last, or_client_gone
+from stratad.service import Service
+
+
+class CompletionEndpoints:
+    """The two endpoints that generate text, over one service."""
+
+    def __init__(self, service: Service, max_body_bytes: int) -> None:
+        self._service = service
+        self._max_body_bytes = max_body_bytes
+
+    async def chat(self, request: Request) -> Response:
+        """POST /v1/chat/completions."""
+        raw = await read_body(request, self._max_body_bytes)
+        body = parse_body(ChatBody, raw, self._service.model_name)
+        try:
+            prompt = self._service.render_chat([message.as_chat_message() for message in body.messages])
+        except ChatTemplateError as error:
+            raise HttpFailure(
+                HTTPStatus.BAD_REQUEST, str(error), code="chat_template_failed", parameter="messages"
+            ) from error
+        return await self._answer(
+            request, body, body.generation_request(prompt), ChatShape(self._service.model_name)
+        )
+
+    async def complete(self, request: Request) -> Response:
+        """POST /v1/completions."""
+        raw = await read_body(request, self._max_body_bytes)
+        body = parse_body(CompletionBody, raw, self._service.model_name)
+        shape = CompletionShape(self._service.model_name)
+        return await self._answer(request, body, body.generation_request(), shape)
+
+    async def _answer(
+        self, request: Request, body: SamplingBody, generation: GenerationRequest, shape: Shape
+    ) -> Response:
+        """Submits the request and waits for its first event, so that a refusal still has its HTTP status."""
+        events = EventStream()
+        # Tokenizing a long prompt takes a while; the event loop serves other clients meanwhile.
+        ticket = await asyncio.to_thread(self._service.submit, generation, events.deliver)
+        first = await or_client_gone(request, ticket, events.next())
+        if isinstance(first, Failed):
+            raise first.error
+        if body.stream:
+            blocks = _stream_blocks(first, events, shape, includes_usage=body.includes_usage)
+            return EventStreamResponse(blocks, ticket.cancel)
+        return await _whole_answer(request, ticket, first, events, shape)
+
+
+async def _whole_answer(
+    request: Request, ticket: Ticket, first: Event, events: EventStream, shape: Shape
+) -> JSONResponse:
+    pieces: list[str] = []
+
+    async def last_event() -> Event:
+        event = first
+        while not is_last(event):
+            if isinstance(event, TextPiece):
+                pieces.append(event.text)
+            event = await events.next()
+        return event
+
+    end = await or_client_gone(request, ticket, last_event())
+    if isinstance(end, Finished):
+        return JSONResponse(shape.whole("".join(pieces), end))
+    assert isinstance(end, Failed)
+    raise end.error
+
+
+async def _stream_blocks(
+    first: Event, events: EventStream, shape: Shape, *, includes_usage: bool
+) -> AsyncIterator[str]:
+    """The blocks of the stream; an error after its beginning is a block of its own, without [DONE]."""
+    for chunk in shape.opening():
+        yield event_block(chunk)
+    event = first
+    while isinstance(event, TextPiece):
+        yield event_block(shape.piece(event.text))
+        event = await events.next()
+    if isinstance(event, Failed):
+        yield event_block(request_error_document(event.error))
+        return
+    yield event_block(shape.closing(event))
+    if includes_usage:
+        yield event_block(shape.usage(event))
+    yield STREAM_END

@@ -1,0 +1,136 @@
+"""Answers in OpenAI's shapes: whole, and as chunks of a stream."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+from stratad.generation import Finished
+
+STREAM_END = "data: [DONE]\n\n"
+
+
+def event_block(document: object) -> str:
+    """One server-sent event."""
+    return f"data: {json.dumps(document, ensure_ascii=False, separators=(',', ':'))}\n\n"
+
+
+def usage_document(finished: Finished) -> dict[str, object]:
+    """Token counts as OpenAI names them; reused prompt tokens count as prompt and as cached."""
+    return {
+        "prompt_tokens": finished.prompt_tokens,
+        "completion_tokens": finished.timings.predicted_tokens,
+        "total_tokens": finished.prompt_tokens + finished.timings.predicted_tokens,
+        "prompt_tokens_details": {"cached_tokens": finished.timings.cached_tokens},
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """What stands around the choices, the same in every part of one answer."""
+
+    kind: str
+    answer_id: str
+    model: str
+    created_seconds: int
+
+    def around(self, choices: list[dict[str, object]], finished: Finished | None = None) -> dict[str, object]:
+        """A document with these choices; with usage and timings when the answer is finished."""
+        document: dict[str, object] = {
+            "id": self.answer_id,
+            "object": self.kind,
+            "created": self.created_seconds,
+            "model": self.model,
+            "choices": choices,
+        }
+        if finished is None:
+            return document
+        return {**document, "usage": usage_document(finished), "timings": finished.timings.as_document()}
+
+
+class Shape(Protocol):
+    """The shapes of one answer: whole, and as the chunks of a stream."""
+
+    def whole(self, text: str, finished: Finished) -> dict[str, object]:
+        """The answer in one piece."""
+
+    def opening(self) -> list[dict[str, object]]:
+        """The chunks before the first text."""
+
+    def piece(self, text: str) -> dict[str, object]:
+        """A chunk with more text."""
+
+    def closing(self, finished: Finished) -> dict[str, object]:
+        """The chunk with the finish reason and the timings."""
+
+    def usage(self, finished: Finished) -> dict[str, object]:
+        """The chunk that `stream_options.include_usage` adds."""
+
+
+class ChatShape:
+    """`Shape` of /v1/chat/completions: whole answers have a message, chunks a delta."""
+
+    def __init__(self, model: str) -> None:
+        answer_id, now_seconds = f"chatcmpl-{secrets.token_hex(12)}", int(time.time())
+        self._whole = _Frame("chat.completion", answer_id, model, now_seconds)
+        self._chunk = _Frame("chat.completion.chunk", answer_id, model, now_seconds)
+
+    def whole(self, text: str, finished: Finished) -> dict[str, object]:
+        """The answer in one piece."""
+        message = {"role": "assistant", "content": text}
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finished.reason}
+        return self._whole.around([choice], finished)
+
+    def opening(self) -> list[dict[str, object]]:
+        """One chunk, with the role."""
+        return [self._delta({"role": "assistant", "content": ""}, None)]
+
+    def piece(self, text: str) -> dict[str, object]:
+        """A chunk with more text."""
+        return self._delta({"content": text}, None)
+
+    def closing(self, finished: Finished) -> dict[str, object]:
+        """The chunk with the finish reason and the timings."""
+        return {**self._delta({}, finished.reason), "timings": finished.timings.as_document()}
+
+    def usage(self, finished: Finished) -> dict[str, object]:
+        """The chunk that `stream_options.include_usage` adds."""
+        return self._chunk.around([], finished)
+
+    def _delta(self, delta: dict[str, str], reason: str | None) -> dict[str, object]:
+        return self._chunk.around([{"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}])
+
+
+class CompletionShape:
+    """`Shape` of /v1/completions, where chunks look like whole answers."""
+
+    def __init__(self, model: str) -> None:
+        self._frame = _Frame("text_completion", f"cmpl-{secrets.token_hex(12)}", model, int(time.time()))
+
+    def whole(self, text: str, finished: Finished) -> dict[str, object]:
+        """The answer in one piece."""
+        return self._frame.around([_text_choice(text, finished.reason)], finished)
+
+    def opening(self) -> list[dict[str, object]]:
+        """No chunk."""
+        return []
+
+    def piece(self, text: str) -> dict[str, object]:
+        """A chunk with more text."""
+        return self._frame.around([_text_choice(text, None)])
+
+    def closing(self, finished: Finished) -> dict[str, object]:
+        """The chunk with the finish reason and the timings."""
+        frame = self._frame.around([_text_choice("", finished.reason)])
+        return {**frame, "timings": finished.timings.as_document()}
+
+    def usage(self, finished: Finished) -> dict[str, object]:
+        """The chunk that `stream_options.include_usage` adds."""
+        return self._frame.around([], finished)
+
+
+def _text_choice(text: str, reason: str | None) -> dict[str, object]:
+    return {"index": 0, "text": text, "logprobs": None, "finish_reason": reason}

@@ -1,0 +1,326 @@
+"""From configuration to a served model and down again: `run_daemon` is the sequence, the rest its steps."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from importlib import metadata
+from pathlib import Path
+
+from planner import (
+    Objective,
+    Plan,
+    PlanRefused,
+    Policy,
+    Reason,
+    Topology,
+    make_plan,
+    parse_policy,
+    plan_to_dict,
+)
+from planner.explain import log_lines, reason_log_line
+from planner.sysfs import Tree
+from stratad import journal
+from stratad.apply import NativeRunner, apply_process_memory, memory_policy_failures, open_runner
+from stratad.chat_template import FALLBACK_TEMPLATE_NAME, ChatTemplate, open_chat_template
+from stratad.config import Configuration, Environment
+from stratad.engine import Engine
+from stratad.engine_status import EngineSettings
+from stratad.errors import LoadCancelled, PlacementError
+from stratad.facts import PlanOptions, machine_facts, plan_request, refusal_error
+from stratad.metrics import Metrics
+from stratad.model import ModelFacts, read_model_facts
+from stratad.placement_watch import PlacementWatch, log_placement, note_placement
+from stratad.runner import ModelRunner
+from stratad.runtime_directory import publish_plan, published, runtime_directory
+from stratad.server import HttpServer, ServerSettings, create_app, open_listener
+from stratad.service import Notice, PlanSummary, Service, ServiceLimits, ServingParts
+from stratad.service_samples import node_memory_samples
+from stratad.stop_signals import StopSignals
+from stratad.systemd import Notifier, Watchdog
+from stratad.verify import PlacementCheck, check_placement
+
+# Native code reports progress for every tensor; nobody reads more than a few lines a second.
+_PROGRESS_PAUSE_SECONDS = 0.5
+
+
+# After draining, answers go out and memory is freed: the kernel needs seconds for hundreds of GiB.
+_CLOSE_SECONDS = 30.0
+
+
+class _StoppedWhileLoading(Exception):
+    """A stop signal came before the daemon was ready; leaving early is what was asked for."""
+
+
+def run_daemon(configuration: Configuration, environment: Environment) -> None:
+    """Serves until a stop signal, and returns after an orderly end.
+
+    Raises:
+        StratadError: Anything that keeps the daemon from serving, before it says it is ready.
+    """
+    notifier = Notifier(environment.notify_socket)
+    with StopSignals() as stop, contextlib.closing(notifier), contextlib.suppress(_StoppedWhileLoading):
+        model = read_model_facts(configuration.model.path)
+        topology = machine_facts()
+        plan = decide_plan(topology, model, configuration)
+        # Before any other thread starts: each inherits its memory policy from the one that starts it.
+        apply_process_memory(plan.process_memory)
+        service, metrics = _open_service(configuration, topology)
+        with _listening(configuration, environment, service, metrics) as (server, directory):
+            loading = _Loading(configuration, topology, model, directory, service, notifier, stop)
+            with _loaded(loading, plan) as runner, _started_engine(configuration, runner, metrics) as engine:
+                service.serving(ServingParts(engine, runner, _chat_template(runner, service)))
+                _say_ready(service, notifier)
+                with _watched(configuration, environment, service, notifier):
+                    stop.wait()
+                    _drain(configuration, service, engine, notifier, stop)
+                # Answers that are cut off still go out; after that nobody can reach the runner any more.
+                service.stopped()
+                engine.close()
+                server.stop()
+    journal.inform("stopped")
+
+
+def decide_plan(topology: Topology, model: ModelFacts, configuration: Configuration) -> Plan:
+    """The plan for this machine and model, with its reasons logged.
+
+    Raises:
+        PlanRefusedError: Nothing suits, or the arena does not fit the memory. Nothing is loaded yet.
+    """
+    placement = configuration.placement
+    options = PlanOptions(
+        policy=parse_policy(placement.policy),
+        objective=Objective(placement.objective),
+        worker_count=placement.workers,
+        context_tokens=min(configuration.model.context_tokens, model.context_length or 2**31),
+        placement_possible=not memory_policy_failures(),
+    )
+    try:
+        plan = make_plan(topology, plan_request(model, options))
+    except PlanRefused as refusal:
+        raise refusal_error(refusal) from refusal
+    for line in log_lines(plan):
+        journal.inform_line(line)
+    return plan
+
+
+def _open_service(configuration: Configuration, topology: Topology) -> tuple[Service, Metrics]:
+    """The service in its state of loading, and the metrics that read it."""
+    name = configuration.model.name or configuration.model.path.stem
+    limits = ServiceLimits(
+        limit_ratio=configuration.placement.limit_ratio,
+        placement_sample_pages=configuration.metrics.placement_sample_pages,
+        stall_seconds=configuration.systemd.stall_seconds,
+    )
+    service = Service(name, _version(), limits)
+    metrics = Metrics(name)
+    metrics.add_source(service.samples)
+    tree, node_ids = Tree(Path("/")), [node.node_id for node in topology.nodes]
+    metrics.add_source(lambda: node_memory_samples(tree, node_ids))
+    return service, metrics
+
+
+@contextlib.contextmanager
+def _listening(
+    configuration: Configuration, environment: Environment, service: Service, metrics: Metrics
+) -> Iterator[tuple[HttpServer, Path]]:
+    """Listens and answers from now on, with /health saying "loading"; gives server and runtime directory."""
+    settings = configuration.server
+    listener = open_listener(settings.host, settings.port, settings.unix_socket)
+    app_settings = ServerSettings(settings.max_body_bytes, listener.is_loopback, settings.allowed_hosts)
+    server = HttpServer(create_app(service, metrics, app_settings), listener)
+    server.start()
+    directory = runtime_directory(settings.runtime_directory, environment)
+    try:
+        with published(directory, listener.endpoint):
+            journal.inform("listening", endpoint=listener.endpoint)
+            yield server, directory
+    finally:
+        server.stop()
+
+
+@dataclass(slots=True)
+class _Loading:
+    """Opens runners for plans, with progress shown everywhere and stop signals obeyed."""
+
+    configuration: Configuration
+    topology: Topology
+    model: ModelFacts
+    directory: Path
+    service: Service
+    notifier: Notifier
+    stop: StopSignals
+    _shown_seconds: float = 0.0
+    _shown_stage: str = ""
+    _shown_fraction: float = 0.0
+
+    def open(self, plan: Plan) -> NativeRunner:
+        """Loads the model by `plan`. Raises _StoppedWhileLoading when asked to stop meanwhile."""
+        document = plan_to_dict(plan)
+        publish_plan(self.directory, document)
+        self.service.planned(_summary(plan, document))
+        try:
+            runner = open_runner(plan, self.model, self.configuration, self._progress)
+        except LoadCancelled:
+            self._leave_if_asked()
+            raise
+        if self.stop.is_requested:
+            runner.close()
+        self._leave_if_asked()
+        for reason in runner.reasons:
+            journal.warn_line(reason_log_line(reason))
+            self.service.notice(_notice(reason))
+        return runner
+
+    def plan_again(self, policy: Policy) -> Plan:
+        """The plan with `policy` in place of the configured one."""
+        placement = replace(self.configuration.placement, policy=policy.value)
+        return decide_plan(self.topology, self.model, replace(self.configuration, placement=placement))
+
+    def _progress(self, stage: str, fraction: float) -> bool:
+        """Shows how far loading has come; False tells the native side to give up."""
+        now_seconds = time.monotonic()
+        is_new_stage = stage != self._shown_stage
+        is_due = now_seconds - self._shown_seconds > _PROGRESS_PAUSE_SECONDS
+        if is_new_stage or is_due or fraction >= 1.0 > self._shown_fraction:
+            self._shown_seconds = now_seconds
+            self._shown_stage, self._shown_fraction = stage, fraction
+            self.service.loading(stage, fraction)
+            extension_seconds = self.configuration.systemd.load_extension_seconds
+            self.notifier.loading(f"{stage}, {fraction:.0%}", extension_seconds)
+        if is_new_stage:
+            journal.inform("loading", stage=stage)
+        return not self.stop.is_requested
+
+    def _leave_if_asked(self) -> None:
+        if self.stop.is_requested:
+            self.notifier.stopping("stopped while loading")
+            journal.inform("stopping", "asked to stop while loading")
+            raise _StoppedWhileLoading
+
+
+@contextlib.contextmanager
+def _loaded(loading: _Loading, plan: Plan) -> Iterator[NativeRunner]:
+    """The model in memory with its placement verified; closed at the end.
+
+    Raises:
+        PlacementError: Too few pages lie where the plan says, and no fallback is configured or helped.
+    """
+    with contextlib.ExitStack() as stack:
+        runner = stack.enter_context(contextlib.closing(loading.open(plan)))
+        check = _check(runner, loading)
+        fallback = loading.configuration.placement.fallback
+        if not check.is_met and fallback in (Policy.INTERLEAVE, Policy.SINGLE_SOCKET):
+            stack.close()
+            second_plan = _fallback_plan(loading, Policy(fallback), check)
+            runner = stack.enter_context(contextlib.closing(loading.open(second_plan)))
+            check = _check(runner, loading)
+        if not check.is_met and fallback != "degraded":
+            raise _placement_error(check)
+        yield runner
+
+
+def _check(runner: ModelRunner, loading: _Loading) -> PlacementCheck:
+    """Samples placement before anybody is served, and shows what it found."""
+    configuration = loading.configuration
+    report = runner.placement(configuration.metrics.placement_sample_pages)
+    check = check_placement(report, configuration.placement.limit_ratio)
+    loading.service.checked(check)
+    note_placement(loading.service, check)
+    log_placement(check)
+    return check
+
+
+def _fallback_plan(loading: _Loading, policy: Policy, check: PlacementCheck) -> Plan:
+    message = f"placement was verified at {check.worst_ratio:.4f}; planned again with {policy.value}"
+    loading.service.notice(Notice("placement-fallback", "warns", message))
+    journal.warn("placement", message)
+    return loading.plan_again(policy)
+
+
+def _placement_error(check: PlacementCheck) -> PlacementError:
+    return PlacementError(
+        tried="verifying where the arena's pages lie",
+        because=f"too few pages of slice {check.worst_slice} lie on its nodes",
+        values={"local_ratio": round(check.worst_ratio or 0.0, 4), "limit_ratio": check.limit_ratio},
+        remedy="free memory on that node, or set placement.fallback to interleave, single-socket or degraded",
+    )
+
+
+@contextlib.contextmanager
+def _started_engine(configuration: Configuration, runner: ModelRunner, metrics: Metrics) -> Iterator[Engine]:
+    """The engine on its own thread, after the model has answered once; closed at the end."""
+    settings = EngineSettings(
+        max_queue=configuration.server.max_queue,
+        request_timeout_seconds=configuration.server.request_timeout_seconds,
+        max_tokens_default=configuration.server.max_tokens_default,
+    )
+    engine = Engine(runner, settings, metrics)
+    engine.start()
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def _chat_template(runner: ModelRunner, service: Service) -> ChatTemplate:
+    template, problem = open_chat_template(
+        runner.chat_template, bos_text=runner.bos_text, eos_text=runner.eos_text
+    )
+    if problem is not None:
+        message = f"{problem}; {FALLBACK_TEMPLATE_NAME} is used"
+        journal.inform("chat template", message)
+        service.notice(Notice("chat-template-fallback", "informs", message))
+    return template
+
+
+@contextlib.contextmanager
+def _watched(
+    configuration: Configuration, environment: Environment, service: Service, notifier: Notifier
+) -> Iterator[None]:
+    """Placement is checked again and again, and the supervisor hears signs of life."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(PlacementWatch(service, configuration.metrics.placement_check_seconds))
+        if environment.watchdog_microseconds is not None:
+            interval_seconds = environment.watchdog_microseconds / 1_000_000
+            stack.enter_context(Watchdog(notifier, interval_seconds, service.is_progressing))
+        yield
+
+
+def _say_ready(service: Service, notifier: Notifier) -> None:
+    notifier.ready(f"serving {service.model_name}, {service.state.value}")
+    journal.inform("ready", model=service.model_name, state=service.state.value)
+
+
+def _drain(
+    configuration: Configuration, service: Service, engine: Engine, notifier: Notifier, stop: StopSignals
+) -> None:
+    """Lets running requests finish within the limit, or until a second stop signal."""
+    limit_seconds = configuration.server.drain_seconds
+    notifier.stopping("finishing running requests", limit_seconds + _CLOSE_SECONDS)
+    service.draining()
+    status = engine.status()
+    journal.inform("stopping", requests_running=status.running, requests_waiting=status.waiting)
+    end_seconds = time.monotonic() + limit_seconds
+    while not stop.is_urgent and (rest_seconds := end_seconds - time.monotonic()) > 0:
+        if engine.drain(min(rest_seconds, _PROGRESS_PAUSE_SECONDS)):
+            return
+    journal.warn("stopping", "requests were cut off", requests_running=engine.status().running)
+
+
+def _summary(plan: Plan, document: dict[str, object]) -> PlanSummary:
+    reasons = tuple(_notice(reason) for reason in plan.reasons)
+    return PlanSummary(plan.policy.value, plan.fingerprint, reasons, document)
+
+
+def _notice(reason: Reason) -> Notice:
+    return Notice(reason.code, reason.effect.value, reason.message, reason.remedy)
+
+
+def _version() -> str:
+    try:
+        return metadata.version("stratad")
+    except metadata.PackageNotFoundError:
+        return "source"

@@ -1,0 +1,81 @@
+"""Builds the native tests under each sanitizer and runs them: no report, no leak, no wrong value."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import gguf_models
+
+ROOT = Path(__file__).resolve().parents[2]
+CACHE = ROOT / "build" / "native" / "CMakeCache.txt"
+SANITIZERS = {
+    "address": {"ASAN_OPTIONS": "detect_leaks=1", "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1"},
+    # ggml's own threads synchronise in ways that the sanitizer cannot see in uninstrumented code.
+    "thread": {"TSAN_OPTIONS": "ignore_noninstrumented_modules=1:halt_on_error=1"},
+}
+
+pytestmark = pytest.mark.xdist_group("native")
+
+
+def llama_source() -> str:
+    found = re.search(r"^STRATAD_LLAMA_SOURCE:PATH=(.+)$", CACHE.read_text(), re.MULTILINE)
+    assert found, f"{CACHE} names no llama.cpp source"
+    return found[1]
+
+
+@pytest.fixture(scope="module", params=sorted(SANITIZERS))
+def build(request: pytest.FixtureRequest) -> Path:
+    """The build directory of one sanitizer, up to date; llama.cpp's libraries come from the ordinary build."""
+    folder = ROOT / "build" / request.param
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    for command in (
+        [
+            "cmake",
+            "-S",
+            str(ROOT / "native"),
+            "--preset",
+            request.param,
+            f"-DSTRATAD_LLAMA_SOURCE={llama_source()}",
+        ],
+        ["cmake", "--build", str(folder)],
+    ):
+        outcome = subprocess.run(
+            command, cwd=ROOT / "native", env=environment, check=False, capture_output=True, text=True
+        )
+        assert outcome.returncode == 0, outcome.stdout[-4000:] + outcome.stderr[-4000:]
+    return folder
+
+
+def run(build: Path, *command: str) -> str:
+    # Older sanitizer runtimes do not cope with the address layout of newer kernels.
+    prefix = ["setarch", "-R"] if shutil.which("setarch") else []
+    outcome = subprocess.run(
+        [*prefix, str(build / "tests" / command[0]), *command[1:]],
+        env={**os.environ, **SANITIZERS[build.name]},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert outcome.returncode == 0, outcome.stdout[-4000:] + outcome.stderr[-8000:]
+    return outcome.stdout
+
+
+def test_pool_phases_and_batches(build: Path) -> None:
+    assert run(build, "pool_test") == "pool: 0 failures\n"
+
+
+def test_arena_cuts_placing_and_filling(build: Path) -> None:
+    assert run(build, "arena_test") == "arena: 0 failures\n"
+
+
+@pytest.mark.parametrize(("family", "expert_type"), [("qwen3moe", "Q4_K"), ("gpt-oss", "MXFP4")])
+def test_loading_and_decoding(build: Path, family: str, expert_type: str, tmp_path: Path) -> None:
+    path = gguf_models.write_model(tmp_path / "model.gguf", family, expert_type)
+    assert run(build, "backend_test", str(path)) == "backend: 0 failures\n"

@@ -1,0 +1,217 @@
+"""What the daemon says about itself: metrics, status, placement, page."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from starlette.requests import Request
+
+from planner.sysfs import Tree
+from stratad.placement_watch import PlacementWatch
+from stratad.runner import PlacementReport, SlicePlacement
+from stratad.server.failures import HttpFailure
+from stratad.server.limits import require_local
+from stratad.service import Notice, PlanSummary, ServiceState
+from stratad.service_samples import node_memory_samples
+from tests.serving.support.served import MODEL, Served, serve, wait_until
+
+
+def _scrape(served: Served) -> dict[str, float]:
+    """Values by name and labels, as the text has them."""
+    text = httpx.get(served.url + "/metrics").text
+    return {
+        sample.name + "".join(f" {key}={value}" for key, value in sorted(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_metrics_count_what_was_served() -> None:
+    with serve() as served:
+        before = _scrape(served)
+        client = served.client()
+        client.completions.create(model=MODEL, prompt="abcd")
+        client.completions.create(model=MODEL, prompt="abcd", max_tokens=2)
+        after = _scrape(served)
+    model = f" model_name={MODEL}"
+    assert before["stratad_generation_tokens_total" + model] == 0
+    assert after["stratad_generation_tokens_total" + model] == 4 + 2
+    # The second prompt is reused up to its last token.
+    assert after["stratad_prompt_tokens_total" + model] == 5 + 1
+    assert after["stratad_decode_steps_total"] == 3 + 1
+    assert after["stratad_time_to_first_token_seconds_count" + model] == 2
+    assert after["stratad_inter_token_latency_seconds_count" + model] == 3 + 1
+    assert after["stratad_e2e_request_latency_seconds_count" + model] == 2
+    assert after[f"stratad_requests_total finish_reason=stop{model}"] == 1
+    assert after[f"stratad_requests_total finish_reason=length{model}"] == 1
+    assert after["stratad_requests_running" + model] == 0
+
+
+def test_metrics_show_native_counters_state_plan_and_placement() -> None:
+    with serve() as served:
+        served.service.planned(PlanSummary("split", "f00d", (Notice("headroom-tight", "warns", "m"),)))
+        values = _scrape(served)
+        assert "stratad_placement_check_age_seconds" not in values, "nothing was checked yet"
+        served.service.sample_placement()
+        values = _scrape(served)
+    assert values["stratad_pool_barrier_wait_seconds_total slice=0"] == 0.5
+    assert values["stratad_pool_drain_seconds_total slice=0"] == 0.25
+    assert values["stratad_pool_tasks_total slice=0"] == 12
+    assert values["stratad_expert_bytes_total slice=0"] == 4096
+    assert values["stratad_fused_chains_total"] == 7
+    assert values["stratad_state stratad_state=ready"] == 1
+    assert values["stratad_state stratad_state=loading"] == 0
+    assert values["stratad_plan_info fingerprint=f00d policy=split"] == 1
+    assert values["stratad_plan_reason code=headroom-tight effect=warns"] == 1
+    assert values["stratad_placement_local_ratio node=0 slice=0"] == 1
+    assert values["stratad_arena_bytes node=0"] == 1 << 20
+    assert values["stratad_placement_check_age_seconds"] >= 0
+
+
+def test_a_planned_node_without_a_page_shows_a_ratio_of_0_and_an_unplaced_slice_where_it_lies() -> None:
+    with serve() as served:
+        astray, unplaced = SlicePlacement(0, (1,), ((0, 4),), 0), SlicePlacement(1, (), ((0, 1), (1, 3)), 0)
+        served.runner.report = PlacementReport((astray, unplaced), (), 4096)
+        served.service.sample_placement()
+        values = _scrape(served)
+    ratios = {
+        name: value for name, value in values.items() if name.startswith("stratad_placement_local_ratio")
+    }
+    assert ratios == {
+        "stratad_placement_local_ratio node=1 slice=0": 0.0,
+        "stratad_placement_local_ratio node=0 slice=1": 0.25,
+        "stratad_placement_local_ratio node=1 slice=1": 0.75,
+    }
+
+
+def test_metrics_are_there_while_loading() -> None:
+    with serve(is_loaded=False) as served:
+        values = _scrape(served)
+    assert values["stratad_state stratad_state=loading"] == 1
+    assert not any(name.startswith("stratad_generation_tokens") for name in values)
+
+
+def test_promtool_accepts_a_scrape() -> None:
+    promtool = os.environ.get("PROMTOOL") or shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is neither on PATH nor named by PROMTOOL: the check of a scrape is left out")
+    with serve() as served:
+        served.client().completions.create(model=MODEL, prompt="abcd")
+        served.service.sample_placement()
+        text = httpx.get(served.url + "/metrics").text
+    ours = re.sub(r"(?m)^(# (HELP|TYPE) )?process_.*\n", "", text)
+    checked = subprocess.run(
+        [promtool, "check", "metrics"], input=ours, check=False, text=True, capture_output=True
+    )
+    assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
+
+
+def test_placement_is_sampled_anew_and_moves_the_state_both_ways() -> None:
+    with serve() as served:
+        good = served.runner.report
+        assert httpx.get(served.url + "/placement").json()["verdict"] == "met"
+        served.runner.report = PlacementReport((SlicePlacement(0, (0,), ((0, 1), (1, 1)), 3),), (), 4096)
+        astray = httpx.get(served.url + "/placement").json()
+        assert (astray["verdict"], astray["worst_ratio"]) == ("below-limit", 0.5)
+        assert astray["slices"][0]["unknown_pages"] == 3
+        assert httpx.get(served.url + "/health").json() == {"status": "degraded"}
+        served.runner.report = good
+        assert httpx.get(served.url + "/placement").json()["verdict"] == "met"
+        assert httpx.get(served.url + "/health").json() == {"status": "ready"}
+
+
+def test_the_watch_tells_when_pages_go_astray_and_when_they_are_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with serve() as served:
+        good = served.runner.report
+        astray = PlacementReport((SlicePlacement(0, (0,), ((0, 1), (1, 1)), 0),), (), 4096)
+        with caplog.at_level(logging.INFO, "stratad"), PlacementWatch(served.service, 0.002):
+            served.runner.report = astray
+            wait_until(lambda: served.service.state is ServiceState.DEGRADED)
+            wait_until(lambda: "placement-below-limit" in _reason_codes(served))
+            # A check that fails is told, and the next one works again.
+            served.runner.report = None
+            wait_until(lambda: "the check failed" in caplog.text)
+            served.runner.report = good
+            wait_until(lambda: served.service.state is ServiceState.READY)
+            wait_until(lambda: "placement-below-limit" not in _reason_codes(served))
+            wait_until(lambda: "verdict=met" in caplog.text)
+        assert caplog.text.count("verdict=below-limit") == 1, "told once, not at every check"
+
+
+def _reason_codes(served: Served) -> list[str]:
+    return [reason["code"] for reason in httpx.get(served.url + "/status").json()["reasons"]]
+
+
+@pytest.mark.parametrize(
+    ("client", "is_local"),
+    [(("127.0.0.1", 1), True), (("::1", 1), True), (None, True), (("10.0.0.7", 1), False)],
+)
+def test_placement_is_for_clients_on_this_machine(client: tuple[str, int] | None, is_local: bool) -> None:
+    request = Request({"type": "http", "client": client, "headers": []})
+    if is_local:
+        require_local(request)
+        return
+    with pytest.raises(HttpFailure) as refused:
+        require_local(request)
+    assert refused.value.status == 403
+
+
+def test_status_has_rates_reasons_and_placement() -> None:
+    with serve() as served:
+        served.service.planned(PlanSummary("off", "f00d"))
+        served.service.notice(Notice("x-code", "warns", "first"))
+        served.service.notice(Notice("x-code", "warns", "second"))
+        served.client().completions.create(model=MODEL, prompt="abcd")
+        served.service.sample_placement()
+        status = httpx.get(served.url + "/status").json()
+    assert status["plan"] == {"policy": "off", "fingerprint": "f00d"}
+    assert [reason["message"] for reason in status["reasons"]] == ["second"]
+    assert status["decode"]["generation_tokens"] == 4
+    assert status["decode"]["last_timings"]["predicted_n"] == 4
+    assert status["placement"]["worst_ratio"] == 1.0
+
+
+def test_the_page_stands_alone() -> None:
+    with serve() as served:
+        page = httpx.get(served.url + "/")
+    assert page.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    # Nothing from elsewhere: no link, no source, no absolute address.
+    assert not re.search(r"https?://|\bsrc=|<link", page.text)
+
+
+def test_free_memory_is_read_per_node_and_a_missing_node_has_none(tmp_path: Path) -> None:
+    meminfo = tmp_path / "sys/devices/system/node/node1/meminfo"
+    meminfo.parent.mkdir(parents=True)
+    meminfo.write_text("Node 1 MemTotal:  100 kB\nNode 1 MemFree:   42 kB\n")
+    samples = list(node_memory_samples(Tree(tmp_path), [0, 1]))
+    assert [(sample.value, sample.labels) for sample in samples] == [(42 * 1024, ("1",))]
+
+
+def test_sixteen_clients_at_once_each_get_their_own_answer() -> None:
+    from tests.serving.support.scripted_runner import ScriptedRunner
+
+    runner = ScriptedRunner(lambda prompt: [b"<", prompt[::-1], b">"])
+
+    async def ask_all(url: str) -> list[str]:
+        async with httpx.AsyncClient(timeout=30) as client:
+            prompts = [f"prompt-{number}" for number in range(16)]
+            answers = await asyncio.gather(
+                *(client.post(url + "/v1/completions", json={"prompt": prompt}) for prompt in prompts)
+            )
+        return [answer.json()["choices"][0]["text"] for answer in answers]
+
+    with serve(runner, max_queue=16) as served:
+        texts = asyncio.run(ask_all(served.url))
+    assert texts == [f"<{f'prompt-{number}'[::-1]}>" for number in range(16)]

@@ -1,0 +1,101 @@
+"""The metric table, its documentation, and what a scrape gives."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from stratad.metrics import STATES, TABLE, MetricKind, Metrics, Sample, render_documentation
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "METRICS.md"
+
+
+def _full_metrics() -> Metrics:
+    """A registry in which every row of the table has a value."""
+    metrics = Metrics("m")
+    metrics.observe_first_token(0.3)
+    metrics.observe_token_gap(0.0169)
+    metrics.observe_request(2.0)
+    sampled = [spec for spec in TABLE if spec.kind is not MetricKind.HISTOGRAM]
+    metrics.add_source(
+        lambda: [Sample(spec.name, 1.0, tuple(f"{label}-value" for label in spec.labels)) for spec in sampled]
+    )
+    return metrics
+
+
+def _values(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_the_documentation_is_current() -> None:
+    assert DOCUMENT.read_text(encoding="utf-8") == render_documentation(), (
+        "run `python -m stratad.metrics > docs/METRICS.md`"
+    )
+
+
+def test_every_name_follows_the_rules() -> None:
+    assert len({spec.name for spec in TABLE}) == len(TABLE)
+    for spec in TABLE:
+        assert re.fullmatch(r"stratad_[a-z0-9_]+", spec.name)
+        assert spec.name.endswith("_total") == (spec.kind is MetricKind.COUNTER), spec.name
+        assert (spec.unit == "seconds") == ("_seconds" in spec.name), spec.name
+        assert spec.help.endswith("."), spec.name
+        assert bool(spec.buckets) == (spec.kind is MetricKind.HISTOGRAM)
+        assert list(spec.buckets) == sorted(set(spec.buckets))
+
+
+def test_a_scrape_gives_every_row_of_the_table_and_nothing_created() -> None:
+    text = _full_metrics().render().decode()
+    names = {name for name, _ in _values(text)}
+    for spec in TABLE:
+        suffix = "_bucket" if spec.kind is MetricKind.HISTOGRAM else ""
+        assert spec.name + suffix in names
+        assert f"# HELP {spec.name} {spec.help}" in text
+    assert "_created" not in text
+
+
+def test_54_and_59_tokens_a_second_fall_into_different_buckets() -> None:
+    metrics = Metrics("m")
+    metrics.observe_token_gap(1 / 54)
+    metrics.observe_token_gap(1 / 59)
+    values = _values(metrics.render().decode())
+    name = "stratad_inter_token_latency_seconds_bucket"
+    at = {dict(labels)["le"]: value for (metric, labels), value in values.items() if metric == name}
+    assert (at["0.015"], at["0.0175"], at["0.02"]) == (0, 1, 2)
+
+
+def test_a_name_without_a_row_is_a_program_error() -> None:
+    metrics = Metrics("m")
+    metrics.add_source(lambda: [Sample("stratad_unheard_of", 1)])
+    with pytest.raises(AssertionError, match="stratad_unheard_of"):
+        metrics.render()
+
+
+def test_every_state_of_the_service_has_its_series() -> None:
+    from stratad.service import ServiceState
+
+    assert set(STATES) == {state.value for state in ServiceState}
+
+
+def test_promtool_has_no_objection() -> None:
+    promtool = os.environ.get("PROMTOOL") or shutil.which("promtool")
+    if promtool is None:
+        pytest.skip(
+            "promtool is neither on PATH nor named by PROMTOOL: the check of metric names is left out"
+        )
+    # process_* come from prometheus_client and are not ours to name.
+    ours = re.sub(r"(?m)^(# (HELP|TYPE) )?process_.*\n", "", _full_metrics().render().decode())
+    checked = subprocess.run(
+        [promtool, "check", "metrics"], input=ours, check=False, text=True, capture_output=True
+    )
+    assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
