@@ -1,4 +1,7 @@
-"""Carries a plan out on this process: memory policy, pool, placed arena, loaded model. The one importer of the native module."""
+"""Carries a plan out on this process: memory policy, pool, placed arena, loaded model.
+
+The one importer of the native module.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,8 @@ def apply_process_memory(memory: ProcessMemory) -> None:
             tried=f"setting the process's memory policy to {memory.mode}",
             because=os.strerror(error.errno or 0),
             values={"node_ids": memory.node_ids},
-            remedy="let the service use set_mempolicy (SystemCallFilter=@system-service), or set placement.policy = 'off'",
+            remedy="let the service use set_mempolicy (SystemCallFilter=@system-service), "
+            "or set placement.policy = 'off'",
         ) from error
 
 
@@ -232,8 +236,7 @@ def open_runner(
 ) -> NativeRunner:
     """Builds the pool, places and fills the arena, and opens a context: everything the plan says, in its order.
 
-    Args:
-        progress: Called with the stage and how much of it is done, 0 to 1; False cancels.
+    `progress` is called with the stage and how much of it is done, 0 to 1; False cancels.
 
     Raises:
         LoadCancelled: `progress` said so.
@@ -360,7 +363,8 @@ def _placement_reasons(outcome: _native.PlaceOutcome, size_bytes: int) -> list[R
                 message=f"the arena's {size_bytes} bytes cannot be locked in memory: "
                 f"{os.strerror(outcome.lock_error_number)}",
                 evidence={"arena_bytes": size_bytes, "errno": outcome.lock_error_number, **_memlock_limit()},
-                remedy="set LimitMEMLOCK=infinity in the unit (or `ulimit -l unlimited`), or placement.lock_memory = false",
+                remedy="set LimitMEMLOCK=infinity in the unit (or `ulimit -l unlimited`), "
+                "or placement.lock_memory = false",
             )
         )
     return reasons

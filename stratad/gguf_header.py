@@ -14,12 +14,13 @@ import stat
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from io import SEEK_END, FileIO
+from io import FileIO
 from pathlib import Path
 from types import MappingProxyType
 
 from stratad.errors import ModelFileError
 from stratad.ggml_types import GGML_TYPES, GgmlType
+from stratad.gguf_cursor import TEXT_LENGTH, GgufCursor
 
 Scalar = int | float | bool | str
 
@@ -60,8 +61,6 @@ _SCALARS: Mapping[int, struct.Struct] = {
     11: struct.Struct("<q"),
     12: struct.Struct("<d"),
 }
-_LENGTH = struct.Struct("<Q")
-_WINDOW_BYTES = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,16 +128,11 @@ def _unreadable(path: Path, because: str) -> ModelFileError:
     )
 
 
-class _HeaderReader:
-    """Walks a header once, front to back, through one bounded window of the file."""
+class _HeaderReader(GgufCursor):
+    """Walks a header once, front to back."""
 
     def __init__(self, path: Path, file: FileIO) -> None:
-        self._path = path
-        self._file = file
-        self._file_bytes = file.seek(0, SEEK_END)
-        self._window = b""
-        self._window_offset = 0
-        self._offset = 0
+        super().__init__(path, file)
         self._kept_bytes = 0
         self._name_bytes = 0
 
@@ -230,7 +224,9 @@ class _HeaderReader:
             raise self._damage("an array inside an array", "an array of numbers or texts")
         start = self._offset
         if type_id == _TEXT_TYPE:
-            return self._skip_texts(self._array_count(start, _LENGTH.size))
+            count = self._array_count(start, TEXT_LENGTH.size)
+            self._skip_texts(count)
+            return SkippedValue(_TEXT_TYPE, count)
         self._offset = start
         scalar = self._scalar(type_id)
         count = self._array_count(start, scalar.size)
@@ -248,26 +244,6 @@ class _HeaderReader:
             self._offset = start
             raise self._damage(f"an array claims {count} elements", f"at most {possible} in the bytes left")
         return count
-
-    def _skip_texts(self, count: int) -> SkippedValue:
-        """Pass over an array of texts: a vocabulary has 250,000, so the loop stays inside the window."""
-        unpack = _LENGTH.unpack_from
-        window, base, offset = self._window, self._window_offset, self._offset
-        for _ in range(count):
-            place = offset - base
-            if place + 8 > len(window):
-                self._offset = offset
-                self._fill(8, "a text's length")
-                window, base, place = self._window, self._window_offset, offset - self._window_offset
-            length: int = unpack(window, place)[0]
-            offset += 8 + length
-            if offset > self._file_bytes:
-                self._offset = offset - length - 8
-                raise self._damage(
-                    f"a text claims {length} bytes", f"at most {self._file_bytes - self._offset - 8}"
-                )
-        self._offset = offset
-        return SkippedValue(_TEXT_TYPE, count)
 
     def _may_keep(self, size_bytes: int) -> bool:
         # A Python number or short text takes some 40 bytes beside its content.
@@ -355,66 +331,6 @@ class _HeaderReader:
             tensors.append(TensorEntry(name, shape, ggml_type.name, data_offset + offset, size_bytes))
             expected = -(-(offset + size_bytes) // alignment) * alignment
         return tuple(tensors)
-
-    def _text(self, what: str, longest_bytes: int) -> str:
-        start = self._offset
-        length = self._length(what)
-        if length > longest_bytes:
-            self._offset = start
-            raise self._damage(f"{what} claims {length} bytes", f"at most {longest_bytes}")
-        try:
-            return self._bytes(length, what).decode("utf-8")
-        except UnicodeDecodeError:
-            self._offset = start
-            raise self._damage(f"{what} is not UTF-8", "UTF-8 text") from None
-
-    def _length(self, what: str) -> int:
-        start = self._offset
-        length = self._number(8, f"the length of {what}")
-        if length > self._file_bytes - self._offset:
-            left = self._file_bytes - self._offset
-            self._offset = start
-            raise self._damage(f"{what} claims {length} bytes", f"at most {left}, which are left")
-        return length
-
-    def _number(self, size_bytes: int, what: str) -> int:
-        return int.from_bytes(self._bytes(size_bytes, what), "little")
-
-    def _bytes(self, size_bytes: int, what: str) -> bytes:
-        self._fill(size_bytes, what)
-        place = self._offset - self._window_offset
-        self._offset += size_bytes
-        return self._window[place : place + size_bytes]
-
-    def _fill(self, size_bytes: int, what: str) -> None:
-        """Move the window so that the next bytes are in it.
-
-        Raises:
-            ModelFileError: When the file ends before them.
-        """
-        place = self._offset - self._window_offset
-        if place >= 0 and place + size_bytes <= len(self._window):
-            return
-        if size_bytes > self._file_bytes - self._offset:
-            raise self._damage(f"the file ends inside {what}", f"{size_bytes} more bytes")
-        self._file.seek(self._offset)
-        chunks, wanted = [], max(_WINDOW_BYTES, size_bytes)
-        while wanted > 0 and (chunk := self._file.read(wanted)):
-            chunks.append(chunk)
-            wanted -= len(chunk)
-        self._window, self._window_offset = b"".join(chunks), self._offset
-        if len(self._window) < size_bytes:
-            raise self._damage(f"the file ends inside {what}", f"{size_bytes} more bytes")
-
-    def _damage(
-        self, because: str, expected: str, remedy: str = "download the file again and compare its checksum"
-    ) -> ModelFileError:
-        return ModelFileError(
-            tried=f"reading the GGUF header of {self._path}",
-            because=because,
-            values={"offset": self._offset, "expected": expected, "file_bytes": self._file_bytes},
-            remedy=remedy,
-        )
 
 
 def _tensor_bytes(shape: tuple[int, ...], ggml_type: GgmlType) -> int:

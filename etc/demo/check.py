@@ -33,9 +33,7 @@ Tensors = dict[str, numpy.ndarray]
 Numbers = dict[str, Any]
 
 
-def check_export(
-    path: Path, model: LanguageModel, held_out_ids: numpy.ndarray, held_out_bytes: int
-) -> None:
+def check_export(path: Path, model: LanguageModel, held_out_ids: numpy.ndarray, held_out_bytes: int) -> None:
     """Log the held-out numbers before and after quantisation, and compare the logits.
 
     Raises:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -74,9 +73,7 @@ def main() -> None:
     arguments.work.mkdir(parents=True, exist_ok=True)
 
     training, held_out = load_chapters(arguments.work)
-    tokenizer = load_or_train_tokenizer(
-        arguments.work / "tokenizer.json", training, shape.token_count
-    )
+    tokenizer = load_or_train_tokenizer(arguments.work / "tokenizer.json", training, shape.token_count)
     training_ids = encode_chapters(tokenizer, training)
     held_out_ids = encode_chapters(tokenizer, held_out)
     held_out_bytes = sum(len(chapter.encode()) for chapter in held_out)

@@ -1,0 +1,1 @@
+"""`stratactl`: one module for each subcommand, imported when it is asked for."""

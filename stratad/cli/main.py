@@ -6,7 +6,6 @@ Exit status: 0 fine, 1 failed, 2 usage or configuration, 3 nothing suitable, 4 p
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -74,11 +73,12 @@ def main() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line and give its exit status. No exception and no traceback leaves here."""
+    """Run one command line and give its exit status. No traceback leaves here.
+
+    A reader that goes away (`stratactl ... | head`) ends the process with status 1, by click and in silence.
+    """
     try:
         status = stratactl.main(args=list(arguments), prog_name="stratactl", standalone_mode=False)
-        # Output that cannot be written is noticed here and not at interpreter exit.
-        sys.stdout.flush()
         return status if isinstance(status, int) else 0
     except click.ClickException as error:
         error.show()
@@ -86,9 +86,6 @@ def run(arguments: Sequence[str]) -> int:
     except click.Abort:
         click.echo("aborted", err=True)
         return 130
-    except BrokenPipeError:
-        _close_output()
-        return 1
     # The one place where everything must end in a message.
     except Exception as error:
         return _report(error, is_debug="--debug" in arguments)
@@ -112,11 +109,6 @@ def _report(error: Exception, is_debug: bool) -> int:
         )
     print_error(error)
     return error.exit_status
-
-
-def _close_output() -> None:
-    """Point standard output at nothing: the reader has gone, and flushing at exit would complain."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

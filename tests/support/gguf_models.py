@@ -143,7 +143,7 @@ class _Builder:
         if kind == "none":
             self.writer.add_tokenizer_model("none")
             return
-        tokens = _byte_tokens() + ["<|end|>", "<|start|>"]
+        tokens = [*_byte_tokens(), "<|end|>", "<|start|>"]
         types = [1] * 256 + [3, 3]
         while len(tokens) < self.shape.vocabulary:
             tokens.append(f"<unused{len(tokens)}>")

@@ -254,6 +254,12 @@ def test_local_cpus_name_a_gpus_node_when_firmware_does_not() -> None:
     assert topology_of(MemoryTree(files | {path: "0-3"})).accelerators[0].node_id is None
 
 
+def test_on_one_node_local_cpus_tell_nothing() -> None:
+    files = machine_files(MachineShape(even_nodes(1, 4), (GpuShape("0000:01:00.0", -1),)))
+    files["/sys/bus/pci/devices/0000:01:00.0/local_cpulist"] = "0-3"
+    assert topology_of(MemoryTree(files)).accelerators[0].node_id is None
+
+
 def test_files_that_are_no_files_are_absent(tmp_path: Path) -> None:
     root = write_tree(tmp_path, machine_files(TWO_SOCKETS))
     os.mkfifo(root / "pipe")

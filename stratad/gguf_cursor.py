@@ -1,0 +1,107 @@
+"""A cursor over the header bytes of a GGUF file that may be truncated, damaged or hostile."""
+
+from __future__ import annotations
+
+import struct
+from io import SEEK_END, FileIO
+from pathlib import Path
+
+from stratad.errors import ModelFileError
+
+TEXT_LENGTH = struct.Struct("<Q")
+WINDOW_BYTES = 1 << 18
+
+
+class GgufCursor:
+    """Reads numbers and texts front to back through one bounded window of the file.
+
+    Nothing is read or kept before its size has been compared with the bytes that are left. A mistake in the
+    file is a ModelFileError with the offset it lies at; readers build on this by inheritance.
+    """
+
+    def __init__(self, path: Path, file: FileIO) -> None:
+        self._path = path
+        self._file = file
+        self._file_bytes = file.seek(0, SEEK_END)
+        self._window = b""
+        self._window_offset = 0
+        self._offset = 0
+
+    def _text(self, what: str, longest_bytes: int) -> str:
+        start = self._offset
+        length = self._length(what)
+        if length > longest_bytes:
+            self._offset = start
+            raise self._damage(f"{what} claims {length} bytes", f"at most {longest_bytes}")
+        try:
+            return self._bytes(length, what).decode("utf-8")
+        except UnicodeDecodeError:
+            self._offset = start
+            raise self._damage(f"{what} is not UTF-8", "UTF-8 text") from None
+
+    def _length(self, what: str) -> int:
+        start = self._offset
+        length = self._number(8, f"the length of {what}")
+        if length > self._file_bytes - self._offset:
+            left = self._file_bytes - self._offset
+            self._offset = start
+            raise self._damage(f"{what} claims {length} bytes", f"at most {left}, which are left")
+        return length
+
+    def _number(self, size_bytes: int, what: str) -> int:
+        return int.from_bytes(self._bytes(size_bytes, what), "little")
+
+    def _bytes(self, size_bytes: int, what: str) -> bytes:
+        self._fill(size_bytes, what)
+        place = self._offset - self._window_offset
+        self._offset += size_bytes
+        return self._window[place : place + size_bytes]
+
+    def _fill(self, size_bytes: int, what: str) -> None:
+        """Move the window so that the next bytes are in it.
+
+        Raises:
+            ModelFileError: When the file ends before them.
+        """
+        place = self._offset - self._window_offset
+        if place >= 0 and place + size_bytes <= len(self._window):
+            return
+        if size_bytes > self._file_bytes - self._offset:
+            raise self._damage(f"the file ends inside {what}", f"{size_bytes} more bytes")
+        self._file.seek(self._offset)
+        chunks, wanted = [], max(WINDOW_BYTES, size_bytes)
+        while wanted > 0 and (chunk := self._file.read(wanted)):
+            chunks.append(chunk)
+            wanted -= len(chunk)
+        self._window, self._window_offset = b"".join(chunks), self._offset
+        if len(self._window) < size_bytes:
+            raise self._damage(f"the file ends inside {what}", f"{size_bytes} more bytes")
+
+    def _damage(
+        self, because: str, expected: str, remedy: str = "download the file again and compare its checksum"
+    ) -> ModelFileError:
+        return ModelFileError(
+            tried=f"reading the GGUF header of {self._path}",
+            because=because,
+            values={"offset": self._offset, "expected": expected, "file_bytes": self._file_bytes},
+            remedy=remedy,
+        )
+
+    def _skip_texts(self, count: int) -> None:
+        """Pass over an array of texts: a vocabulary has 250,000, so the loop stays inside the window."""
+        unpack = TEXT_LENGTH.unpack_from
+        window, base, offset = self._window, self._window_offset, self._offset
+        for _ in range(count):
+            place = offset - base
+            if place + 8 > len(window):
+                self._offset = offset
+                self._fill(8, "a text's length")
+                window, base, place = self._window, self._window_offset, offset - self._window_offset
+            length: int = unpack(window, place)[0]
+            offset += 8 + length
+            if offset > self._file_bytes:
+                self._offset = offset - length - 8
+                raise self._damage(
+                    f"a text claims {length} bytes", f"at most {self._file_bytes - self._offset - 8}"
+                )
+        self._offset = offset
