@@ -45,9 +45,11 @@ def main() -> int:
         "--no-build-isolation",
         "--editable",
         str(ROOT),
-        f"-Ccmake.define.STRATAD_LLAMA_SOURCE={source}",
+        f"--config-settings=cmake.define.STRATAD_LLAMA_SOURCE={source}",
     ]
-    command += [f"-Ccmake.define.{definition.removeprefix('-D')}" for definition in definitions]
+    command += [
+        f"--config-settings=cmake.define.{definition.removeprefix('-D')}" for definition in definitions
+    ]
     environment = {"CMAKE_BUILD_PARALLEL_LEVEL": str(len(os.sched_getaffinity(0))), **os.environ}
     # The environment's own cmake and ninja come first.
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment.get('PATH', os.defpath)}"
