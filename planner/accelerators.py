@@ -15,6 +15,7 @@ VGA_CLASS = "0300"
 GPU_VENDORS = ("0x10de", "0x1002", "0x8086")
 # ATI's server VGA (Rage XL, ES1000) shares AMD's vendor number and computes nothing.
 BOARD_VGA_DEVICES = (("0x1002", "0x4752"), ("0x1002", "0x515e"), ("0x1002", "0x5969"))
+IOMMU_DIRECTORY = "/sys/kernel/iommu_groups"
 GPU_DRIVERS = ("nvidia", "amdgpu", "i915", "xe", "nouveau")
 
 
@@ -32,6 +33,24 @@ def read_accelerators(tree: MachineFiles, nodes: tuple[Node, ...]) -> tuple[Acce
         if kind in COMPUTE_CLASSES or (kind == VGA_CLASS and _is_gpu(tree, address)):
             found.append(_accelerator(tree, address, pci_class, nodes))
     return tuple(found)
+
+
+def read_iommu(tree: MachineFiles, addresses: tuple[str, ...]) -> str | None:
+    """Give "off", "passthrough" or "translated" for the first GPU's IOMMU group, else for any group.
+
+    Source: seed 3413 (translated DMA held pinned copies at 7.7 to 9.2 GB/s against 12.3 with passthrough).
+    """
+    groups = tree.names(IOMMU_DIRECTORY)
+    if groups is None:
+        return None
+    if not groups:
+        return "off"
+    of_gpus = (tree.link_name(f"{PCI_DIRECTORY}/{address}/iommu_group") for address in addresses)
+    for group in (*(name for name in of_gpus if name is not None), *groups):
+        kind = (tree.text(f"{IOMMU_DIRECTORY}/{group}/type") or "").lower()
+        if kind:
+            return "passthrough" if kind == "identity" else "translated"
+    return None
 
 
 def _is_gpu(tree: MachineFiles, address: str) -> bool:

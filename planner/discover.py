@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from planner.accelerators import read_accelerators
+from planner.accelerators import read_accelerators, read_iommu
 from planner.cgroups import read_cgroup_limits
 from planner.cpulist import LARGEST_ID, parse_id_list, parse_id_mask, parse_number
 from planner.processors import Processors, read_processors
@@ -49,12 +49,13 @@ def topology_of(tree: MachineFiles, name: str = "these files") -> Topology:
         raise TopologyUnreadable(name)
     memory = _memory_fields(tree.text("/proc/meminfo"))
     nodes = _read_nodes(tree, processors, limits, memory)
+    accelerators = read_accelerators(tree, nodes)
     return Topology(
         cpus=_cpus(processors, nodes, _allowed_cpu_ids(processors, limits)),
         cores=processors.cores,
         packages=processors.packages,
         nodes=nodes,
-        accelerators=read_accelerators(tree, nodes),
+        accelerators=accelerators,
         offline_cpu_ids=processors.offline_cpu_ids,
         limits=limits,
         memory_total_bytes=memory.get("MemTotal"),
@@ -62,6 +63,9 @@ def topology_of(tree: MachineFiles, name: str = "these files") -> Topology:
         numa_balancing=_switch(tree.text("/proc/sys/kernel/numa_balancing")),
         kernel_release=tree.text("/proc/sys/kernel/osrelease") or None,
         virtualization=tree.text("/sys/hypervisor/type") or ("vm" if processors.is_virtual else None),
+        cpu_model=processors.cpu_model,
+        last_level_caches=processors.last_level_caches,
+        iommu=read_iommu(tree, tuple(gpu.pci_address for gpu in accelerators)),
     )
 
 

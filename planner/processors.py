@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from planner.cpulist import LARGEST_ID, parse_id_list, parse_id_mask, parse_number
 from planner.sysfs import MachineFiles
+from planner.topology import CpuModel, LastLevelCache
 
 CPU_DIRECTORY = "/sys/devices/system/cpu"
 # Newer kernels name the same sets core_cpus and package_cpus; the old names stay, on old kernels alone.
@@ -35,6 +36,8 @@ class Processors:
     core_ids: Mapping[int, int | None]
     package_ids: Mapping[int, int | None]
     is_virtual: bool
+    cpu_model: CpuModel | None
+    last_level_caches: tuple[LastLevelCache, ...]
 
 
 def read_processors(tree: MachineFiles, allowed_cpu_ids: tuple[int, ...] | None) -> Processors:
@@ -68,6 +71,8 @@ def read_processors(tree: MachineFiles, allowed_cpu_ids: tuple[int, ...] | None)
         core_ids=core_ids,
         package_ids=package_ids,
         is_virtual=bool(re.search(r"^(?:flags|Features)\s*:.*\bhypervisor\b", cpuinfo, re.MULTILINE)),
+        cpu_model=_cpu_model(cpuinfo),
+        last_level_caches=_last_level_caches(tree, online),
     )
 
 
@@ -165,6 +170,62 @@ def _core_id(tree: MachineFiles, cpu_id: int, records: Mapping[int, ProcessorRec
     if stated is not None:
         return stated
     return records[cpu_id].core_id if cpu_id in records else None
+
+
+def _cpu_model(cpuinfo: str) -> CpuModel | None:
+    """Give the first CPU's kind: mixed machines (hybrid cores) differ in ways no default knows."""
+    block = cpuinfo.split("\n\n", 1)[0]
+    names = {name: _field(block, name) for name in ("vendor_id", "model name")}
+    numbers = {
+        name: parse_number(_field(block, name), longest=6) for name in ("cpu family", "model", "stepping")
+    }
+    if not any(names.values()) and not any(number is not None for number in numbers.values()):
+        return None
+    return CpuModel(
+        names["vendor_id"], numbers["cpu family"], numbers["model"], numbers["stepping"], names["model name"]
+    )
+
+
+def _field(block: str, name: str) -> str | None:
+    match = re.search(rf"^{name}\s*:[ \t]*(\S.*?)\s*$", block, re.MULTILINE)
+    return match[1] if match else None
+
+
+def _last_level_caches(tree: MachineFiles, online: tuple[int, ...]) -> tuple[LastLevelCache, ...]:
+    """Give the caches of the highest level, each once: the CPUs it serves are not asked again."""
+    found: list[LastLevelCache] = []
+    covered: set[int] = set()
+    online_set = frozenset(online)
+    for cpu_id in online:
+        if cpu_id in covered:
+            continue
+        directory = f"{CPU_DIRECTORY}/cpu{cpu_id}/cache"
+        levels = [
+            (level, name)
+            for name in tree.names(directory) or ()
+            if (level := _number(tree, f"{directory}/{name}/level")) is not None
+        ]
+        if not levels:
+            # Kernels show caches for every CPU or for none.
+            return tuple(sorted(found, key=lambda cache: cache.cpu_ids))
+        level, name = max(levels)
+        shared = _id_list(tree, f"{directory}/{name}/shared_cpu_list") or _mask(
+            tree, f"{directory}/{name}/shared_cpu_map"
+        )
+        cpus = tuple(member for member in shared or (cpu_id,) if member in online_set) or (cpu_id,)
+        found.append(LastLevelCache(cpus, level, _cache_bytes(tree.text(f"{directory}/{name}/size"))))
+        covered.update(cpus, (cpu_id,))
+    return tuple(sorted(found, key=lambda cache: cache.cpu_ids))
+
+
+def _mask(tree: MachineFiles, path: str) -> tuple[int, ...] | None:
+    text = tree.text(path)
+    return parse_id_mask(text) if text else None
+
+
+def _cache_bytes(text: str | None) -> int | None:
+    match = re.fullmatch(r"(\d{1,9})([KM]?)", text or "")
+    return int(match[1]) * {"": 1, "K": 1024, "M": 1024**2}[match[2]] if match else None
 
 
 def _cpuinfo_records(text: str) -> dict[int, ProcessorRecord]:

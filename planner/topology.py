@@ -26,6 +26,26 @@ class Cpu:
     is_allowed: bool
 
 
+@dataclass(frozen=True, slots=True)
+class CpuModel:
+    """Which processor this is, as /proc/cpuinfo states it; None where it says nothing."""
+
+    vendor: str | None = None
+    family: int | None = None
+    model: int | None = None
+    stepping: int | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class LastLevelCache:
+    """One cache of the last level that the online CPUs named share."""
+
+    cpu_ids: tuple[int, ...]
+    level: int
+    size_bytes: int | None
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class HugePagePool:
     """Reserved huge pages of one size on one node; counts are pages."""
@@ -109,6 +129,8 @@ class CgroupLimits:
 class Topology:
     """One machine as the kernel shows it. Every tuple is sorted by id; `cores` and `packages` by their first
     CPU.
+
+    `iommu` is "off", "passthrough" or "translated", as the GPU's group (else any group) says.
     """
 
     cpus: tuple[Cpu, ...]
@@ -123,6 +145,9 @@ class Topology:
     numa_balancing: bool | None = None
     kernel_release: str | None = None
     virtualization: str | None = None
+    cpu_model: CpuModel | None = None
+    last_level_caches: tuple[LastLevelCache, ...] = ()
+    iommu: str | None = None
 
     @property
     def usable_cpu_ids(self) -> tuple[int, ...]:

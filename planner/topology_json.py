@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from planner.cpulist import format_id_list
-from planner.topology import Accelerator, Node, Topology
+from planner.hardware import generation_of
+from planner.topology import Accelerator, CpuModel, Node, Topology
 
 SCHEMA_VERSION = 1
 KIB = 1024
@@ -36,6 +37,25 @@ def topology_to_dict(topology: Topology) -> dict[str, object]:
         "numa_balancing": topology.numa_balancing,
         "kernel_release": topology.kernel_release,
         "virtualization": topology.virtualization,
+        "cpu_model": _cpu_model(topology.cpu_model),
+        "cpu_generation": generation_of(topology.cpu_model).value,
+        "last_level_caches": [
+            {"cpus": format_id_list(cache.cpu_ids), "level": cache.level, "size_bytes": cache.size_bytes}
+            for cache in topology.last_level_caches
+        ],
+        "iommu": topology.iommu,
+    }
+
+
+def _cpu_model(model: CpuModel | None) -> dict[str, object] | None:
+    if model is None:
+        return None
+    return {
+        "vendor": model.vendor,
+        "family": model.family,
+        "model": model.model,
+        "stepping": model.stepping,
+        "name": model.name,
     }
 
 

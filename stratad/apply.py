@@ -10,6 +10,9 @@ import resource
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from planner import Effect, MemoryMode, Plan, ProcessMemory, Reason, WorkerLayout, unpinned_layout
 from stratad import _native
 from stratad.config import Configuration
@@ -215,7 +218,7 @@ class NativeRunner:
         slices, sizes = [], []
         for arena in self._model.arenas:
             for index in range(arena.slice_count):
-                pages = arena.sample_placement(index, pages_per_slice)
+                pages = _sample(arena, index, pages_per_slice)
                 slices.append(slice_placement(index, self._home_nodes(index), pages))
                 sizes.append(arena.slice_bytes(index))
         return PlacementReport(tuple(slices), projected_arena_bytes(slices, sizes), self._plan.page_bytes)
@@ -327,6 +330,14 @@ def _load(
             values={"expert_bytes": model.expert_bytes},
             remedy="free memory on the plan's nodes, or serve a smaller quantisation",
         ) from error
+
+
+def _sample(arena: _native.Arena, slice_index: int, page_count: int) -> npt.NDArray[np.int32]:
+    """The sampled pages' nodes; where move_pages itself is refused, one page that nobody can tell."""
+    try:
+        return arena.sample_placement(slice_index, page_count)
+    except OSError as error:
+        return np.array([-(error.errno or 0)], dtype=np.int32)
 
 
 def _require_lock(model: _native.Model) -> None:
