@@ -3,6 +3,18 @@
 Pure and standard library only; `planner.sysfs` alone opens files. See docs/ARCHITECTURE.md.
 """
 
+from planner.calibration import (
+    BandwidthCell,
+    Benchmark,
+    Calibration,
+    CalibrationError,
+    LayerCosts,
+    SweepPoint,
+    TuneResult,
+    Tuning,
+    benchmark_from_json,
+    tuning_from_json,
+)
 from planner.cost import CostConstants
 from planner.decide import make_plan
 from planner.discover import TopologyUnreadable, read_topology
@@ -18,12 +30,14 @@ from planner.layout import unpinned_layout
 from planner.plan import (
     ArenaSlice,
     Candidate,
+    Confidence,
     Estimate,
     MemoryMode,
     Plan,
     PlanRefused,
     ProcessMemory,
     Slice,
+    StagingBuffer,
     Worker,
     WorkerLayout,
 )
@@ -36,12 +50,14 @@ from planner.plan_json import (
     reason_to_dict,
 )
 from planner.reason import REASON_CODES, Effect, Reason, ReasonCode
-from planner.request import ArenaSpec, Objective, PlanRequest, Policy, parse_policy
+from planner.request import ArenaSpec, MemoryHardware, Objective, PlanRequest, Policy, parse_policy
 from planner.topology import (
     Accelerator,
     CgroupLimits,
     Cpu,
+    CpuModel,
     HugePagePool,
+    LastLevelCache,
     Node,
     Topology,
 )
@@ -52,13 +68,22 @@ __all__ = [
     "Accelerator",
     "ArenaSlice",
     "ArenaSpec",
+    "BandwidthCell",
+    "Benchmark",
+    "Calibration",
+    "CalibrationError",
     "Candidate",
     "CgroupLimits",
+    "Confidence",
     "CostConstants",
     "Cpu",
+    "CpuModel",
     "Effect",
     "Estimate",
     "HugePagePool",
+    "LastLevelCache",
+    "LayerCosts",
+    "MemoryHardware",
     "MemoryMode",
     "Node",
     "Objective",
@@ -71,10 +96,15 @@ __all__ = [
     "Reason",
     "ReasonCode",
     "Slice",
+    "StagingBuffer",
+    "SweepPoint",
     "Topology",
     "TopologyUnreadable",
+    "TuneResult",
+    "Tuning",
     "Worker",
     "WorkerLayout",
+    "benchmark_from_json",
     "explain_plan",
     "explain_refusal",
     "explain_topology",
@@ -90,5 +120,6 @@ __all__ = [
     "reason_log_line",
     "reason_to_dict",
     "topology_to_dict",
+    "tuning_from_json",
     "unpinned_layout",
 ]

@@ -5,27 +5,49 @@ plan.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
+from planner.calibration import Benchmark
 from planner.candidates import Draft, can_place
 from planner.cpulist import format_id_list
 from planner.facts import Facts
+from planner.hardware import GENERATION_ROWS, generation_of
+from planner.pages import huge_pages_stranded, huge_pages_too_few, page_larger_than_slice
+from planner.plan import MemoryMode
 from planner.quantity import count_of, format_bytes
+from planner.rates import MachineRates
 from planner.reason import Effect, Reason
-from planner.request import Policy
+from planner.request import SMALL_PAGE_BYTES, Policy
 from planner.rules import ALLOW_PLACEMENT, needed_bytes, node_phrase, total_available_bytes
 
 Advice = Callable[[Facts, Draft], Reason | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """The chosen draft, with the rates and the benchmark it was weighed by."""
+
+    draft: Draft
+    rates: MachineRates
+    benchmark: Benchmark | None
+
 
 # Seed 3413: 24 of 31 GiB a node worked, and only after the model file's page cache was dropped. From there on
 # another process's few gigabytes decide whether the slice still fits.
 TIGHT_SHARE = 0.75
 # A twentieth of a node is past what other programs usually reserve for themselves.
 IDLE_HUGE_PAGES_SHARE = 0.05
+# A tenth: the reported node had under one percent, and ordinary machines differ by less than half.
+SKEWED_SHARE = 0.1
+# Half width is half; one sample may be off by a tenth.
+DEGRADED_LINK_SHARE = 0.6
+KNEE_SHARE = 0.98
 
 
-def advice_for(facts: Facts, draft: Draft) -> tuple[Reason, ...]:
+def advice_for(facts: Facts, decided: Decided) -> tuple[Reason, ...]:
     """Give every warning and note about the chosen candidate, warnings first."""
-    found = [reason for rule in SOFT_RULES if (reason := rule(facts, draft)) is not None]
+    found = [reason for rule in SOFT_RULES if (reason := rule(facts, decided.draft)) is not None]
+    found += [reason for rule in MEASURED_RULES if (reason := rule(facts, decided)) is not None]
     return tuple(sorted(found, key=lambda reason: reason.effect is not Effect.WARNS))
 
 
@@ -172,6 +194,9 @@ def huge_pages_idle(facts: Facts, draft: Draft) -> Reason | None:
 
     Source: seed 2684 (24,000 idle pages made loading fail and the unit restart in a loop).
     """
+    if facts.request.page_bytes != SMALL_PAGE_BYTES:
+        # They were asked for; planner.pages compares what is needed.
+        return None
     for node in facts.topology.nodes:
         idle_bytes = sum(pool.page_bytes * (pool.free_count or 0) for pool in node.huge_pages)
         if node.node_id in draft.node_ids and idle_bytes > IDLE_HUGE_PAGES_SHARE * (
@@ -247,6 +272,105 @@ def memory_unknown(facts: Facts, draft: Draft) -> Reason | None:
     )
 
 
+def free_memory_skewed(facts: Facts, draft: Draft) -> Reason | None:
+    """Warn that one node is nearly full while another is not.
+
+    Source: pub-colibri-82-2s (766 MB free on node 0, node 1 idle: interleave won all pairings by 7 %).
+    """
+    sizes = {
+        budget.node_id: budget.available_bytes
+        for budget in facts.budgets
+        if budget.available_bytes is not None
+    }
+    if len(sizes) < 2 or facts.request.arena.size_bytes == 0:
+        return None
+    least, most = min(sizes.values()), max(sizes.values())
+    if least >= SKEWED_SHARE * most:
+        return None
+    node_id = min(node for node, size in sizes.items() if size == least)
+    return Reason(
+        code="free-memory-skewed",
+        effect=Effect.WARNS,
+        message=f"node {node_id} has {format_bytes(least)} available, another has {format_bytes(most)}: "
+        "what has no policy piles up there",
+        evidence={"node": node_id, "available_bytes": least, "most_available_bytes": most},
+        remedy="free memory on that node before the daemon starts",
+    )
+
+
+def staging_caught(facts: Facts, draft: Draft) -> Reason | None:
+    """Warn that an interleaved process scatters staging buffers that cannot be placed apart."""
+    is_caught = facts.has_gpu and facts.request.staging_placeable is False
+    if not is_caught or draft.process_memory.mode is not MemoryMode.INTERLEAVE:
+        return None
+    return Reason(
+        code="staging-under-interleave",
+        effect=Effect.WARNS,
+        message="the process interleaves and the GPU's staging buffers cannot be placed apart from it",
+        remedy="compare prompts with `stratactl tune` before relying on this policy",
+        policy=draft.policy,
+    )
+
+
+def iommu_translated(facts: Facts, draft: Draft) -> Reason | None:
+    """Note that DMA is translated. Source: seed 3413 (7.7 to 9.2 GB/s pinned against 12.3 with passthrough)."""
+    if not facts.has_gpu or facts.topology.iommu != "translated":
+        return None
+    return Reason(
+        code="iommu-translated",
+        effect=Effect.INFORMS,
+        message="the IOMMU translates the GPU's DMA; prompts ran about 30 % slower so on one box",
+        evidence={"iommu": "translated"},
+        remedy="boot with iommu=pt if prompts matter",
+    )
+
+
+def link_degraded(facts: Facts, decided: Decided) -> Reason | None:
+    """Warn that the measured link is far below its generation's.
+
+    Source: seed 3413 (a link at half width cost one socket 17 to 28 % and the split nothing),
+    pub-ik-201-snoop (one snoop mode cost 2.8 times on E5 v3/v4).
+    """
+    generation = generation_of(facts.topology.cpu_model)
+    usual = GENERATION_ROWS[generation].link_bandwidth
+    measured = decided.rates.link_bandwidth
+    has_link = decided.benchmark is not None and any(
+        cell.reader_node != cell.memory_node for cell in decided.benchmark.bandwidth
+    )
+    if not has_link or len(facts.groups) < 2 or measured >= DEGRADED_LINK_SHARE * usual:
+        return None
+    return Reason(
+        code="link-degraded",
+        effect=Effect.WARNS,
+        message=f"the link between packages was measured at {measured / 1e9:.1f} GB/s, "
+        f"{generation} usually has {usual / 1e9:.0f}",
+        evidence={"link_bytes_per_second": measured, "usual_bytes_per_second": usual},
+        remedy="look for machine-check records of the link, and at the snoop mode in the firmware",
+    )
+
+
+def workers_beyond_knee(facts: Facts, decided: Decided) -> Reason | None:
+    """Note that the sweep saw no more speed with the last workers of a node.
+
+    Source: pub-colibri-234 (96 of 128 workers were best). A sweep explains and does not decide (D10).
+    """
+    layout, sweep = decided.draft.layout, decided.rates.sweep
+    if layout is None or not sweep:
+        return None
+    best = max(point.bytes_per_second for point in sweep)
+    knee = min(point.worker_count for point in sweep if point.bytes_per_second >= KNEE_SHARE * best)
+    most = max(layout.worker_count_of(index) for index in range(len(layout.slices)))
+    if most <= knee:
+        return None
+    return Reason(
+        code="workers-beyond-knee",
+        effect=Effect.INFORMS,
+        message=f"a slice has {count_of(most, 'worker')}; the sweep reached its best with {knee}",
+        evidence={"workers": most, "knee": knee},
+        remedy=f"try {knee} workers a slice with `stratactl tune`",
+    )
+
+
 def _listed(numbers: tuple[int, ...]) -> str:
     return ", ".join(map(str, numbers))
 
@@ -264,4 +388,11 @@ SOFT_RULES: tuple[Advice, ...] = (
     gpu_node_outside_cpuset,
     numa_balancing_on,
     memory_unknown,
+    free_memory_skewed,
+    staging_caught,
+    page_larger_than_slice,
+    huge_pages_too_few,
+    huge_pages_stranded,
+    iommu_translated,
 )
+MEASURED_RULES: tuple[Callable[[Facts, Decided], Reason | None], ...] = (link_degraded, workers_beyond_knee)

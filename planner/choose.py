@@ -1,23 +1,27 @@
-"""Chooses among weighed candidates. Rules carry the choice; the cost model may only veto a gain it does not
-see.
+"""Chooses among weighed candidates. A measurement end to end decides; else rules carry the choice, and the
+cost model may only veto a gain it does not see.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from planner.calibration import Tuning
 from planner.candidates import Draft
 from planner.cost import CostConstants
 from planner.facts import Facts
-from planner.plan import Estimate
+from planner.plan import Confidence, Estimate
+from planner.rates import MachineRates
 from planner.reason import Effect, Reason
 from planner.request import Objective, Policy
 from planner.rules import node_phrase
+from planner.tuned import Evidence, matches, tuned_reason
 
 # The model is too kind to unsliced work over several packages: llamafile-765 was predicted 9 % faster and
 # measured half as fast. Predicted ratios are off by a fifth to a third, so less than a fifth is no gain at
 # all.
 UNSLICED_NEEDED_GAIN = 0.20
+UNSLICED_DOUBT = 0.50
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +40,28 @@ class Weighed:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The chosen candidate and the reasons for it, in the order they were decided."""
+    """The chosen candidate, the reasons for it in the order they were decided, and how sure it is.
+
+    `likely` is said where facts leave no other candidate or the estimated difference exceeds what the rates
+    may be off; everything else that rests on the model is `estimated`.
+    """
 
     weighed: Weighed
     reasons: tuple[Reason, ...]
+    confidence: Confidence = Confidence.LIKELY
 
 
-def choose(facts: Facts, weighed: tuple[Weighed, ...], constants: CostConstants) -> Choice | None:
+@dataclass(frozen=True, slots=True)
+class Grounds:
+    """What a comparison rests on: the machine's rates, the model's constants, and recorded evidence."""
+
+    rates: MachineRates
+    constants: CostConstants
+    evidence: Evidence
+    tuning: Tuning | None = None
+
+
+def choose(facts: Facts, weighed: tuple[Weighed, ...], grounds: Grounds) -> Choice | None:
     """Give the best feasible candidate, or None when the wanted ones are all refused."""
     request = facts.request
     if request.requested_policy is not None:
@@ -51,9 +70,26 @@ def choose(facts: Facts, weighed: tuple[Weighed, ...], constants: CostConstants)
         return _only(weighed, Policy.OFF, _no_experts())
     if is_single_node_machine(facts):
         return _only(weighed, Policy.OFF, single_node_machine(facts, Effect.CHOOSES))
+    tuned = _tuned(weighed, grounds)
+    if tuned is not None:
+        return tuned
     single = best_single_socket(facts, weighed)
     settled = None if single is None else _settled_on_one_socket(facts, single)
-    return settled or _most_local(facts, weighed, single, constants)
+    return settled or _most_local(facts, weighed, single, grounds)
+
+
+def _tuned(weighed: tuple[Weighed, ...], grounds: Grounds) -> Choice | None:
+    winner = grounds.evidence.winner
+    if winner is None or grounds.tuning is None:
+        return None
+    found = [
+        item
+        for item in weighed
+        if item.is_feasible and matches(winner, item.draft.policy, item.draft.node_ids)
+    ]
+    if not found:
+        return None
+    return Choice(found[0], (tuned_reason(winner, grounds.tuning),), Confidence.PROVEN)
 
 
 def _settled_on_one_socket(facts: Facts, single: Weighed) -> Choice | None:
@@ -83,45 +119,87 @@ def is_single_node_machine(facts: Facts) -> bool:
 
 
 def _most_local(
-    facts: Facts, weighed: tuple[Weighed, ...], single: Weighed | None, constants: CostConstants
+    facts: Facts, weighed: tuple[Weighed, ...], single: Weighed | None, grounds: Grounds
 ) -> Choice | None:
-    split = _feasible(weighed, Policy.SPLIT)
+    split = best_split(weighed, grounds.constants)
     interleave = _feasible(weighed, Policy.INTERLEAVE)
     safe = single or interleave or _feasible(weighed, Policy.OFF)
     if safe is None:
-        return None
-    margin = constants.needed_gain * (2 if facts.request.objective is Objective.BALANCED else 1)
+        return None if split is None else Choice(split, (_most_local_reason(split.draft),))
+    margin = grounds.constants.needed_gain * (2 if facts.request.objective is Objective.BALANCED else 1)
     bold, needed = (split, margin) if split is not None else (interleave, UNSLICED_NEEDED_GAIN)
     if bold is None or bold is safe:
+        # Nothing else can be done, so nothing is compared.
         return Choice(safe, (_most_local_reason(safe.draft), *_tie_reasons(facts, weighed, safe)))
     if split is not None and single is None:
         # Nothing sliced and nothing confined competes: the split reads the same bytes locally.
         return Choice(split, (_most_local_reason(split.draft),))
-    return _compared(facts, weighed, bold, safe, needed)
+    return _compared(facts, weighed, Contest(bold, safe, needed), grounds)
 
 
-def _compared(
-    facts: Facts, weighed: tuple[Weighed, ...], bold: Weighed, safe: Weighed, needed: float
-) -> Choice:
+def best_split(weighed: tuple[Weighed, ...], constants: CostConstants) -> Weighed | None:
+    """Give the feasible split: by node, by package where only that fits or is estimated to gain enough."""
+    feasible = [item for item in weighed if item.draft.policy is Policy.SPLIT and item.is_feasible]
+    if not feasible:
+        return None
+    by_node = max(feasible, key=lambda item: len(item.draft.arena_slices))
+    for item in feasible:
+        gain = _gain(item, by_node)
+        if gain is not None and gain > constants.needed_gain:
+            return item
+    return by_node
+
+
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """A bolder candidate against the safe one, and the relative gain it must show."""
+
+    bold: Weighed
+    safe: Weighed
+    needed: float
+
+
+def _compared(facts: Facts, weighed: tuple[Weighed, ...], contest: Contest, grounds: Grounds) -> Choice:
     """Give the bolder candidate when its estimated gain over the safe one exceeds what is needed."""
+    bold, safe, needed = contest.bold, contest.safe, contest.needed
     gain = _gain(bold, safe)
+    uncertainty = grounds.rates.uncertainty
     evidence: dict[str, str | float | None] = {
         "policy": bold.draft.policy.value,
         "over": safe.draft.policy.value,
         "gain": None if gain is None else round(gain, 4),
         "needed_gain": needed,
+        "uncertainty": uncertainty,
+        "rates": grounds.rates.basis,
     }
+    confidence = _confidence(contest, gain, grounds)
+    close = None
+    if gain is not None and abs(gain) <= needed:
+        message = f"{bold.draft.policy} and {safe.draft.policy} are closer than the model can tell apart"
+        close = Reason("close-call", Effect.INFORMS, message, evidence, _MEASURE)
     if gain is None or gain > needed:
         message = f"{_estimated(bold)}, {_estimated(safe)}"
         note = Reason("estimated-gain", Effect.INFORMS, message, evidence, _MEASURE, bold.draft.policy)
-        return Choice(bold, (_most_local_reason(bold.draft), note))
+        return Choice(bold, (_most_local_reason(bold.draft), note), confidence)
     message = f"{_estimated(bold)}, {_estimated(safe)}: a gain of more than {needed:.0%} is needed"
     veto = Reason("estimated-no-gain", Effect.REJECTS, message, evidence, _MEASURE, bold.draft.policy)
     reasons = [_most_local_reason(safe.draft), *_tie_reasons(facts, weighed, safe), veto]
-    if abs(gain) <= needed:
-        close = f"{bold.draft.policy} and {safe.draft.policy} are closer than the model can tell apart"
-        reasons.append(Reason("close-call", Effect.INFORMS, close, evidence, _MEASURE))
-    return Choice(safe, tuple(reasons))
+    return Choice(safe, (*reasons, *(() if close is None else (close,))), confidence)
+
+
+def _confidence(contest: Contest, gain: float | None, grounds: Grounds) -> Confidence:
+    """Give the label of a comparison: its distance from the decision against what the rates may be off.
+
+    Unsliced work over several packages is what the model knows least of, so half of its own size is doubted.
+    """
+    if gain is None:
+        return Confidence.ESTIMATED
+    doubt = grounds.rates.uncertainty
+    if contest.bold.draft.policy is not Policy.SPLIT:
+        doubt = max(doubt, UNSLICED_DOUBT)
+    if abs(gain - contest.needed) <= doubt:
+        return Confidence.ESTIMATED
+    return Confidence.MEASURED if grounds.rates.is_measured else Confidence.LIKELY
 
 
 _MEASURE = "run `stratactl tune` on this machine to settle it"
@@ -152,12 +230,13 @@ def _requested(facts: Facts, weighed: tuple[Weighed, ...], policy: Policy) -> Ch
     found = (
         best_single_socket(facts, weighed) if policy is Policy.SINGLE_SOCKET else _feasible(weighed, policy)
     )
+    # What the operator asked for is done, not judged.
     if found is None:
         return None
     reasons = [Reason("policy-requested", Effect.CHOOSES, f"policy {policy} was asked for", {}, None, policy)]
     if facts.request.arena.size_bytes == 0:
         reasons.append(_no_experts(Effect.INFORMS))
-    return Choice(found, tuple(reasons))
+    return Choice(found, tuple(reasons), Confidence.ESTIMATED)
 
 
 def _tie_reasons(facts: Facts, weighed: tuple[Weighed, ...], chosen: Weighed) -> tuple[Reason, ...]:

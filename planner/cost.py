@@ -1,33 +1,25 @@
 """The cost model: seconds of one decode step from where bytes lie and which workers read them.
 
-Formulas and constants are those of shared/reference/cost-model.md (sections 1 and 2), row "unknown" where the
-hardware is not known. They are consistent with the measured cases and not predictive: the model may veto a
-gain it does not see, and never promises one.
+Formulas and constants are explained with their sources in docs/PLANNER.md. They are consistent with the
+measured cases and not predictive: the model may veto a gain it does not see, and never promises one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from planner.plan import Estimate
-
-GIGABYTE = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class CostConstants:
-    """Rates in bytes per second, times in seconds. Defaults are cost-model.md's; each can be replaced by a
-    measurement.
-    """
+    """Times in seconds, factors without a unit. Each can be replaced by a measurement."""
 
     norm_power: float = 2.5
     same_package_factor: float = 1.1
     remote_factor: float = 1.3
-    core_rate: float = 4 * GIGABYTE
-    # Six channels of DDR4-2933 at the "unknown" share of 0.75 of the pin rate, for one package.
-    package_bandwidth: float = 6 * 2933e6 * 8 * 0.75
-    link_bandwidth: float = 45 * GIGABYTE
     base_seconds: float = 25e-6
     local_seconds: float = 0.1e-6
     cross_seconds: float = 40e-6
@@ -36,7 +28,10 @@ class CostConstants:
     tasks_per_worker: int = 3
     phase_count: int = 2
     gpu_rest_seconds_per_layer: float = 0.37e-3
+    large_model_rest_factor: float = 2.5
     cpu_rest_share: float = 0.2
+    # Two workers on one core lost 2 to 2900 times; right in direction only (cost-model: hard rules).
+    oversubscribed_factor: float = 8.0
     needed_gain: float = 0.07
 
 
@@ -44,98 +39,139 @@ class CostConstants:
 # models.
 TYPICAL_LAYER_COUNT = 48
 TYPICAL_EXPERTS_PER_USED = 16
+# From about 200 billion parameters on, at four to five bits, the part that runs beside the experts grows too.
+LARGE_MODEL_BYTES = 110_000_000_000
+
+
+class Rates(Protocol):
+    """What the cost model needs of a machine: bytes a second, `node_bandwidth` by memory node."""
+
+    @property
+    def node_bandwidth(self) -> Mapping[int, float]:
+        """What one node's memory gives to all its readers together."""
+
+    @property
+    def link_bandwidth(self) -> float:
+        """What one direction between two packages carries."""
+
+    @property
+    def core_rate(self) -> float:
+        """Expert bytes one core multiplies out of its own node's memory."""
+
+    def swept_rate(self, worker_count: int) -> float | None:
+        """Measured bytes a second of so many workers of one node, or None when nobody measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One way to run a step: bytes[reader node][memory node], workers by node, packages by node.
+    """One way to run a step.
 
-    `package_of` maps each node to its package group; `nodes_per_package` divides a package's bandwidth.
+    `read_bytes` is bytes[reader node][memory node], `workers` counts by reader node, `package_of` maps every
+    node to its package. `slice_workers` are the workers that share one claim counter. `rest_seconds` is
+    everything but the experts. `cores` are physical cores by node, where somebody asks for more workers.
     """
 
     read_bytes: Mapping[int, Mapping[int, float]]
     workers: Mapping[int, int]
     package_of: Mapping[int, int]
-    nodes_in_package: Mapping[int, int]
+    slice_workers: int
     is_sliced: bool
     layer_count: int
-    has_gpu: bool
+    rest_seconds: float
+    must_wake: bool
+    cores: Mapping[int, int] | None = None
 
 
-def step_estimate(arm: Arm, constants: CostConstants) -> Estimate:
+def step_estimate(arm: Arm, rates: Rates, constants: CostConstants) -> Estimate:
     """Give the estimated seconds of one decode step: streaming, working together, and everything else."""
-    stream = _stream_seconds(arm, constants)
-    synchronization = arm.layer_count * layer_synchronization_seconds(arm, constants) if stream > 0 else 0.0
-    if arm.has_gpu:
-        rest = arm.layer_count * constants.gpu_rest_seconds_per_layer
-    else:
-        rest = constants.cpu_rest_share * _one_package_stream_seconds(arm, constants)
-    return Estimate(stream + synchronization + rest, stream, synchronization, rest)
+    factor = constants.oversubscribed_factor if _is_oversubscribed(arm) else 1.0
+    stream = factor * stream_seconds(arm, rates, constants)
+    layer_seconds = layer_synchronization_seconds(arm, constants) if stream > 0 else 0.0
+    synchronization = factor * arm.layer_count * layer_seconds
+    return Estimate(
+        step_seconds=stream + synchronization + arm.rest_seconds,
+        stream_seconds=stream,
+        synchronization_seconds=synchronization,
+        rest_seconds=arm.rest_seconds,
+    )
 
 
-def _stream_seconds(arm: Arm, constants: CostConstants) -> float:
-    parts = (_memory_seconds(arm, constants), _link_seconds(arm, constants), _worker_seconds(arm, constants))
+def stream_seconds(arm: Arm, rates: Rates, constants: CostConstants) -> float:
+    """Give the seconds to read and multiply a step's expert bytes: memory, link and cores, near their p-norm.
+
+    With a worker sweep of this machine, purely local reads take what was measured instead.
+    """
+    swept = _swept_seconds(arm, rates)
+    if swept is not None:
+        return swept
+    parts = (_memory_seconds(arm, rates), _link_seconds(arm, rates), _worker_seconds(arm, rates, constants))
     return float(sum(part**constants.norm_power for part in parts) ** (1 / constants.norm_power))
 
 
-def _memory_seconds(arm: Arm, constants: CostConstants) -> float:
+def _swept_seconds(arm: Arm, rates: Rates) -> float | None:
+    slowest = 0.0
+    for reader, row in arm.read_bytes.items():
+        rate = rates.swept_rate(arm.workers.get(reader, 0))
+        if not rate or any(memory != reader and size for memory, size in row.items()):
+            return None
+        slowest = max(slowest, row.get(reader, 0.0) / rate)
+    return slowest
+
+
+def _memory_seconds(arm: Arm, rates: Rates) -> float:
     loads: dict[int, float] = {}
     for row in arm.read_bytes.values():
         for memory_node, size_bytes in row.items():
             loads[memory_node] = loads.get(memory_node, 0.0) + size_bytes
-    return max(
-        (
-            size_bytes * arm.nodes_in_package[arm.package_of[node]] / constants.package_bandwidth
-            for node, size_bytes in loads.items()
-        ),
-        default=0.0,
-    )
+    return max((size_bytes / rates.node_bandwidth[node] for node, size_bytes in loads.items()), default=0.0)
 
 
-def _link_seconds(arm: Arm, constants: CostConstants) -> float:
+def _link_seconds(arm: Arm, rates: Rates) -> float:
     crossing: dict[tuple[int, int], float] = {}
     for reader, row in arm.read_bytes.items():
         for memory_node, size_bytes in row.items():
             pair = (arm.package_of[memory_node], arm.package_of[reader])
             if pair[0] != pair[1]:
                 crossing[pair] = crossing.get(pair, 0.0) + size_bytes
-    return max(crossing.values(), default=0.0) / constants.link_bandwidth
+    return max(crossing.values(), default=0.0) / rates.link_bandwidth
 
 
-def _worker_seconds(arm: Arm, constants: CostConstants) -> float:
-    costs = {reader: _reading_cost(arm, reader, row, constants) for reader, row in arm.read_bytes.items()}
+def _worker_seconds(arm: Arm, rates: Rates, constants: CostConstants) -> float:
+    costs = {
+        reader: _weighted_bytes(arm, reader, row, constants) / rates.core_rate
+        for reader, row in arm.read_bytes.items()
+    }
     if arm.is_sliced:
         return max((cost / max(1, arm.workers[node]) for node, cost in costs.items()), default=0.0)
     return sum(costs.values()) / max(1, sum(arm.workers.values()))
 
 
-def _reading_cost(arm: Arm, reader: int, row: Mapping[int, float], constants: CostConstants) -> float:
-    """Core seconds to read a row: own node at the core's rate, neighbours and other packages slower."""
-    cost_bytes = 0.0
+def _weighted_bytes(arm: Arm, reader: int, row: Mapping[int, float], constants: CostConstants) -> float:
+    """Weigh a row's bytes by how far they are: own node 1, neighbours and other packages more."""
+    weighted = 0.0
     for memory_node, size_bytes in row.items():
         if memory_node == reader:
-            cost_bytes += size_bytes
+            weighted += size_bytes
         elif arm.package_of[memory_node] == arm.package_of[reader]:
-            cost_bytes += constants.same_package_factor * size_bytes
+            weighted += constants.same_package_factor * size_bytes
         else:
-            cost_bytes += constants.remote_factor * size_bytes
-    return cost_bytes / constants.core_rate
+            weighted += constants.remote_factor * size_bytes
+    return weighted
 
 
 def layer_synchronization_seconds(arm: Arm, constants: CostConstants) -> float:
     """Give what working together costs per layer.
 
     Contended claims grow with unsliced workers over packages: without this term 22 unsliced workers tie a
-    placed split that the field measured 20 to 37 % faster (cost-model.md, section 3).
+    placed split that the field measured 20 to 37 % faster (seed 3413).
     """
     worker_count = sum(arm.workers.values())
     packages = {arm.package_of[node] for node, count in arm.workers.items() if count}
-    per_slice = max(arm.workers.values(), default=0) if arm.is_sliced else worker_count
-    seconds = constants.base_seconds + constants.phase_count * constants.local_seconds * per_slice
+    seconds = constants.base_seconds + constants.phase_count * constants.local_seconds * arm.slice_workers
     if len(packages) < 2:
         return seconds
     seconds += constants.cross_seconds
-    if arm.has_gpu:
+    if arm.must_wake:
         # The GPU's part of a layer leaves a gap longer than the pool spins, so workers must be woken.
         seconds += constants.wake_seconds
     if not arm.is_sliced:
@@ -143,6 +179,31 @@ def layer_synchronization_seconds(arm: Arm, constants: CostConstants) -> float:
     return seconds
 
 
-def _one_package_stream_seconds(arm: Arm, constants: CostConstants) -> float:
-    total_bytes = sum(sum(row.values()) for row in arm.read_bytes.values())
-    return total_bytes / constants.package_bandwidth
+def _is_oversubscribed(arm: Arm) -> bool:
+    return arm.cores is not None and any(
+        count > arm.cores.get(node, count) for node, count in arm.workers.items()
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """What decides how long everything but the experts takes."""
+
+    step_bytes: float
+    layer_count: int
+    has_gpu: bool
+    is_large_model: bool
+    package_bandwidth: float
+    package_cores: int
+
+
+def rest_seconds(rest: Rest, rates: Rates, constants: CostConstants) -> float:
+    """Give the seconds of everything but the experts, the same for every arm of one machine and model.
+
+    With a GPU it is a time per layer; without one a share of what one socket needs to stream the experts.
+    """
+    if rest.has_gpu:
+        factor = constants.large_model_rest_factor if rest.is_large_model else 1.0
+        return rest.layer_count * constants.gpu_rest_seconds_per_layer * factor
+    socket_rate = min(rest.package_bandwidth, max(1, rest.package_cores) * rates.core_rate)
+    return constants.cpu_rest_share * rest.step_bytes / socket_rate

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from planner.advice import advice_for
-from planner.candidates import Draft, build_drafts, estimate
+from dataclasses import replace
+
+from planner.advice import Decided, advice_for
+from planner.calibration import Calibration
+from planner.candidates import Draft, build_drafts
 from planner.choose import (
     Choice,
+    Grounds,
     Weighed,
     choose,
     is_single_node_machine,
@@ -15,33 +19,61 @@ from planner.choose import (
 from planner.cost import CostConstants
 from planner.facts import Facts, gather_facts
 from planner.fingerprint import machine_fingerprint, plan_fingerprint
-from planner.plan import SMALL_PAGE_BYTES, Candidate, Plan, PlanRefused
+from planner.pages import page_bytes_for
+from planner.plan import Candidate, Plan, PlanRefused, StagingBuffer
+from planner.rates import machine_rates, measured_constants
 from planner.reason import Effect, Reason
-from planner.request import PlanRequest, Policy
+from planner.request import SMALL_PAGE_BYTES, PlanRequest, Policy
 from planner.rules import needed_bytes, objections, request_refusals
 from planner.topology import Topology
+from planner.tuned import evidence_for
+from planner.weigh import estimate
 
 
-def make_plan(topology: Topology, request: PlanRequest, constants: CostConstants | None = None) -> Plan:
+def make_plan(
+    topology: Topology,
+    request: PlanRequest,
+    calibration: Calibration | None = None,
+    constants: CostConstants | None = None,
+) -> Plan:
     """Give the plan for a machine and a request; the same facts give the same plan, byte for byte.
+
+    Args:
+        topology: The machine.
+        request: The model and the operator's wishes.
+        calibration: What was measured on this machine; each measurement replaces its estimate.
+        constants: The cost model's constants, by default those of docs/PLANNER.md.
 
     Raises:
         PlanRefused: When arena and buffers fit nowhere, or the requested policy is not feasible. Its
             reasons say why.
     """
-    constants = constants or CostConstants()
     facts = gather_facts(topology, request)
     refusals = request_refusals(facts)
     if refusals:
         raise PlanRefused(refusals)
+    evidence = evidence_for(facts, calibration)
+    if evidence.winner is not None and _is_free_to_choose(request):
+        # The measured worker count comes with the measured policy.
+        facts = replace(facts, request=replace(request, requested_worker_count=evidence.winner.worker_count))
+    grounds = Grounds(
+        rates=machine_rates(facts, evidence.benchmark),
+        constants=measured_constants(constants or CostConstants(), evidence.benchmark),
+        evidence=evidence,
+        tuning=None if calibration is None else calibration.tuning,
+    )
     weighed = tuple(
-        Weighed(draft, estimate(facts, draft, constants), objections(facts, draft))
+        Weighed(draft, estimate(facts, draft, grounds.rates, grounds.constants), objections(facts, draft))
         for draft in _drafts(facts)
     )
-    choice = choose(facts, weighed, constants)
+    choice = choose(facts, weighed, grounds)
     if choice is None:
         raise PlanRefused(_why_nothing(facts, weighed), tuple(_candidate(item, None) for item in weighed))
-    return _assemble(facts, weighed, choice)
+    return _assemble(facts, weighed, choice, grounds)
+
+
+def _is_free_to_choose(request: PlanRequest) -> bool:
+    return request.requested_policy is None and request.requested_worker_count is None
 
 
 def _drafts(facts: Facts) -> tuple[Draft, ...]:
@@ -66,11 +98,13 @@ def _why_nothing(facts: Facts, weighed: tuple[Weighed, ...]) -> tuple[Reason, ..
     return (one_node_cpuset(facts, Effect.REJECTS),)
 
 
-def _assemble(facts: Facts, weighed: tuple[Weighed, ...], choice: Choice) -> Plan:
+def _assemble(facts: Facts, weighed: tuple[Weighed, ...], choice: Choice, grounds: Grounds) -> Plan:
     draft = choice.weighed.draft
     assert draft.layout is not None, "a feasible candidate has a layout"
     rejections = tuple(reason for item in weighed for reason in item.objections)
     is_one_slice = len(draft.layout.slices) == 1
+    page_bytes = page_bytes_for(facts, draft)
+    advice = advice_for(facts, Decided(draft, grounds.rates, grounds.evidence.benchmark))
     return Plan(
         policy=draft.policy,
         objective=facts.request.objective,
@@ -78,14 +112,27 @@ def _assemble(facts: Facts, weighed: tuple[Weighed, ...], choice: Choice) -> Pla
         arena_slices=draft.arena_slices,
         process_memory=draft.process_memory,
         memory_nodes=draft.process_memory.node_ids or tuple(budget.node_id for budget in facts.budgets),
-        page_bytes=SMALL_PAGE_BYTES,
+        page_bytes=page_bytes,
         transparent_huge_pages=is_one_slice
+        and page_bytes == SMALL_PAGE_BYTES
         and facts.topology.transparent_huge_pages in ("always", "madvise"),
         release_page_cache=_cache_is_in_the_way(facts, draft),
-        reasons=(*choice.reasons, *rejections, *advice_for(facts, draft)),
+        reasons=(*choice.reasons, *grounds.evidence.reasons, *rejections, *advice),
         candidates=tuple(_candidate(item, choice) for item in weighed),
         machine_fingerprint=machine_fingerprint(facts.topology),
         fingerprint=plan_fingerprint(facts, draft),
+        confidence=choice.confidence,
+        gpu_staging=_gpu_staging(facts),
+    )
+
+
+def _gpu_staging(facts: Facts) -> tuple[StagingBuffer, ...]:
+    """Give each GPU's own node for its staging buffers: one that is far from its buffers copied at a third of
+    the speed on one box (pub-gearshifft-82), and one node for all GPUs halves the others (pub-1cat-678).
+    """
+    usable = {budget.node_id for budget in facts.budgets}
+    return tuple(
+        StagingBuffer(gpu.pci_address, home if home in usable else None) for gpu, home in facts.gpu_homes
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from planner.quantity import GIB
 from planner.request import PlanRequest
-from planner.topology import Cpu, Node, Topology
+from planner.topology import Accelerator, Cpu, Node, Topology
 
 # A node filled to the brim reclaims under load, and the kernel then puts the last pages elsewhere. 2 GiB is
 # what seed 3413 needed beside half a 44 GiB arena on 32 GiB nodes; on small nodes (virtual machines) an
@@ -45,8 +45,8 @@ class Facts:
 
     `budgets` are the nodes whose memory may be used, sorted; nodes without CPUs (GPU memory, persistent
     memory, high-bandwidth memory) are not among them. `groups` are node ids that share a package: a socket,
-    in most machines. `hardware_node_count` counts nodes with CPUs and memory whether or not the cpuset allows
-    them.
+    in most machines. `gpu_homes` pairs every accelerator with its node. `hardware_node_count` counts nodes
+    with CPUs and memory whether or not the cpuset allows them.
     """
 
     topology: Topology
@@ -57,6 +57,14 @@ class Facts:
     hardware_node_count: int
     gpu_node_ids: tuple[int, ...]
     unknown_gpu_count: int
+    gpu_homes: tuple[tuple[Accelerator, int | None], ...] = ()
+
+    @property
+    def has_gpu(self) -> bool:
+        """Whether a GPU takes part in a step."""
+        if self.request.has_gpu is not None:
+            return self.request.has_gpu
+        return bool(self.gpu_node_ids or self.unknown_gpu_count)
 
     @property
     def slice_budgets(self) -> tuple[NodeBudget, ...]:
@@ -96,6 +104,7 @@ def gather_facts(topology: Topology, request: PlanRequest) -> Facts:
         hardware_node_count=sum(node.node_id in owners and node.has_memory for node in topology.nodes),
         gpu_node_ids=_gpu_node_ids(topology, request),
         unknown_gpu_count=_unknown_gpu_count(topology, request),
+        gpu_homes=tuple((gpu, _gpu_home(topology, gpu.node_id)) for gpu in topology.accelerators),
     )
 
 
@@ -190,11 +199,16 @@ def _gpu_node_ids(topology: Topology, request: PlanRequest) -> tuple[int, ...]:
         stated = request.gpu_node_ids
     else:
         stated = tuple(gpu.node_id for gpu in topology.accelerators if gpu.node_id is not None)
-    with_cpus = tuple(node.node_id for node in topology.nodes if node.has_cpus)
-    homes = (
-        node_id if node_id in with_cpus else nearest_node(topology, node_id, with_cpus) for node_id in stated
-    )
+    homes = (_gpu_home(topology, node_id) for node_id in stated)
     return tuple(sorted({home for home in homes if home is not None}))
+
+
+def _gpu_home(topology: Topology, node_id: int | None) -> int | None:
+    """Give the node with CPUs a GPU belongs to; None when its node is unknown."""
+    if node_id is None:
+        return None
+    with_cpus = tuple(node.node_id for node in topology.nodes if node.has_cpus)
+    return node_id if node_id in with_cpus else nearest_node(topology, node_id, with_cpus)
 
 
 def _unknown_gpu_count(topology: Topology, request: PlanRequest) -> int:

@@ -8,8 +8,9 @@ everything else. With three, one stays free; with two or one, none. When usable 
 candidate's nodes, the spare is one of those and only the host core is taken from the candidate.
 3. A free core comes from the node with the most cores left; on a tie from a GPU's node, then from the
 smallest id. It is the node's lowest core: CPU 0 and its neighbours serve interrupts.
-4. Slices of a split get the same number of workers while that idles at most a quarter of the fuller node's
-cores; beyond that, slices follow the workers in size.
+4. A slice is one node's, or one package's with its workers taken from its nodes in turn. Slices of a split
+get the same number of workers while that idles at most a quarter of the fuller node's cores; beyond that,
+slices follow the workers in size.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def share_cores(facts: Facts, core_lists: tuple[tuple[UsableCore, ...], ...]) ->
 
 
 def _freeing_order(facts: Facts, cores: list[UsableCore], index: int) -> tuple[int, bool, int]:
-    at_gpu = bool(cores) and cores[0].home_node_id in facts.gpu_node_ids
+    at_gpu = any(core.home_node_id in facts.gpu_node_ids for core in cores)
     return (len(cores), at_gpu, -index)
 
 
@@ -68,9 +69,17 @@ def even_counts(counts: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(fewest for _ in counts) if fewest * 4 >= most * 3 else counts
 
 
-def split_layout(facts: Facts, budgets: tuple[NodeBudget, ...], is_placed: bool) -> WorkerLayout | None:
-    """Give the layout with one slice for each node, or None when a node would be left without a worker."""
-    share = share_cores(facts, tuple(budget.cores for budget in budgets))
+def split_layout(
+    facts: Facts, parts: tuple[tuple[NodeBudget, ...], ...], is_placed: bool
+) -> WorkerLayout | None:
+    """Give the layout with one slice for each part, or None when a part would be left without a worker.
+
+    Args:
+        facts: The machine and the worker count asked for.
+        parts: The nodes of each slice: one, or the nodes of a package.
+        is_placed: Whether slices name their nodes.
+    """
+    share = share_cores(facts, tuple(_part_cores(part) for part in parts))
     counts = tuple(len(cores) for cores in share.worker_cores)
     requested = facts.request.requested_worker_count
     if requested is not None:
@@ -80,19 +89,26 @@ def split_layout(facts: Facts, budgets: tuple[NodeBudget, ...], is_placed: bool)
         return None
     divisor = gcd(*counts)
     slices = tuple(
-        Slice((budget.node_id,) if is_placed else (), count // divisor)
-        for budget, count in zip(budgets, counts, strict=True)
+        Slice(tuple(budget.node_id for budget in part) if is_placed else (), count // divisor)
+        for part, count in zip(parts, counts, strict=True)
     )
-    workers = [
-        Worker(core.cpu_ids[0], index)
+    chosen = [
+        (core, Worker(core.cpu_ids[0], index))
         for index, (cores, count) in enumerate(zip(share.worker_cores, counts, strict=True))
         for core in cores[:count]
     ]
-    node_of_slice = [budget.node_id for budget in budgets]
-    seat = next((w for w in workers if node_of_slice[w.slice_index] in facts.gpu_node_ids), workers[0])
-    workers.remove(seat)
-    worker_cpu_ids = [worker.cpu_id for worker in (seat, *workers) if worker.cpu_id is not None]
-    return WorkerLayout(slices, (seat, *workers), _host_cpu_ids(facts, share.free_cores, worker_cpu_ids))
+    at_gpu = (worker for core, worker in chosen if core.home_node_id in facts.gpu_node_ids)
+    seat = next(at_gpu, chosen[0][1])
+    workers = (seat, *(worker for _, worker in chosen if worker is not seat))
+    worker_cpu_ids = [worker.cpu_id for worker in workers if worker.cpu_id is not None]
+    return WorkerLayout(slices, workers, _host_cpu_ids(facts, share.free_cores, worker_cpu_ids))
+
+
+def _part_cores(part: tuple[NodeBudget, ...]) -> tuple[UsableCore, ...]:
+    """Give a part's cores in the order workers take them: its nodes in turn, so that few workers still spread."""
+    if len(part) == 1:
+        return part[0].cores
+    return tuple(_alternating(tuple(budget.cores for budget in part)))
 
 
 def _requested_counts(counts: tuple[int, ...], requested_count: int) -> tuple[int, ...]:

@@ -8,8 +8,6 @@ from enum import StrEnum
 from planner.reason import Effect, Reason
 from planner.request import Objective, Policy
 
-SMALL_PAGE_BYTES = 4096
-
 
 @dataclass(frozen=True, slots=True)
 class Worker:
@@ -72,15 +70,28 @@ class ArenaSlice:
     size_bytes: int
 
 
+class Confidence(StrEnum):
+    """How far a number or a choice can be trusted, in rising order; docs/GLOSSARY.md says what each needs."""
+
+    ESTIMATED = "estimated"
+    LIKELY = "likely"
+    MEASURED = "measured"
+    PROVEN = "proven"
+
+
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Seconds of one decode step as the cost model sees it, in its three parts: an estimate."""
+    """Seconds of one decode step as the cost model sees it, in its three parts.
+
+    `prompt_seconds` is what the GPU needs to read the candidate's arena once, None without a GPU's node.
+    """
 
     step_seconds: float
     stream_seconds: float
     synchronization_seconds: float
     rest_seconds: float
-    confidence: str = "estimated"
+    confidence: Confidence = Confidence.ESTIMATED
+    prompt_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +107,18 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
+class StagingBuffer:
+    """Where the host buffers that feed one GPU belong. `node_id` None: nobody knows the GPU's node."""
+
+    pci_address: str
+    node_id: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """One decision about threads and memory together.
+
+    `confidence` is how far the choice of the policy can be trusted, never more than what it rests on.
 
     `memory_nodes` are the nodes whose memory the process uses. `page_bytes` is the page size the arena is cut
     for; `transparent_huge_pages` says whether the kernel may join pages (only with one slice: a 2 MiB page
@@ -118,6 +139,8 @@ class Plan:
     candidates: tuple[Candidate, ...]
     machine_fingerprint: str
     fingerprint: str
+    confidence: Confidence = Confidence.ESTIMATED
+    gpu_staging: tuple[StagingBuffer, ...] = ()
 
     def reasons_with(self, effect: Effect) -> tuple[Reason, ...]:
         """Give the reasons of one effect, in the order they were found."""

@@ -9,11 +9,13 @@ from typing import TypeVar
 from planner.plan import (
     ArenaSlice,
     Candidate,
+    Confidence,
     Estimate,
     MemoryMode,
     Plan,
     ProcessMemory,
     Slice,
+    StagingBuffer,
     Worker,
     WorkerLayout,
 )
@@ -43,6 +45,7 @@ def plan_to_dict(plan: Plan) -> dict[str, object]:
         "schema_version": SCHEMA_VERSION,
         "policy": plan.policy.value,
         "objective": plan.objective.value,
+        "confidence": plan.confidence.value,
         "fingerprint": plan.fingerprint,
         "machine_fingerprint": plan.machine_fingerprint,
         "layout": _layout_to_dict(plan.layout),
@@ -55,6 +58,9 @@ def plan_to_dict(plan: Plan) -> dict[str, object]:
             "node_ids": list(plan.process_memory.node_ids),
         },
         "memory_nodes": list(plan.memory_nodes),
+        "gpu_staging": [
+            {"pci_address": buffer.pci_address, "node_id": buffer.node_id} for buffer in plan.gpu_staging
+        ],
         "page_bytes": plan.page_bytes,
         "transparent_huge_pages": plan.transparent_huge_pages,
         "release_page_cache": plan.release_page_cache,
@@ -94,7 +100,8 @@ def candidate_to_dict(candidate: Candidate) -> dict[str, object]:
             "stream_seconds": estimate.stream_seconds,
             "synchronization_seconds": estimate.synchronization_seconds,
             "rest_seconds": estimate.rest_seconds,
-            "confidence": estimate.confidence,
+            "prompt_seconds": estimate.prompt_seconds,
+            "confidence": estimate.confidence.value,
         },
     }
 
@@ -146,6 +153,11 @@ def plan_from_dict(document: object) -> Plan:
         candidates=tuple(map(_candidate, reader.children("candidates"))),
         machine_fingerprint=reader.text("machine_fingerprint"),
         fingerprint=reader.text("fingerprint"),
+        confidence=reader.word("confidence", Confidence),
+        gpu_staging=tuple(
+            StagingBuffer(buffer.text("pci_address"), buffer.optional("node_id", buffer.integer))
+            for buffer in reader.children("gpu_staging")
+        ),
     )
     _check_layout(plan.layout)
     return plan
@@ -214,7 +226,8 @@ def _estimate(reader: _Reader) -> Estimate:
         stream_seconds=reader.number("stream_seconds"),
         synchronization_seconds=reader.number("synchronization_seconds"),
         rest_seconds=reader.number("rest_seconds"),
-        confidence=reader.text("confidence"),
+        confidence=reader.word("confidence", Confidence),
+        prompt_seconds=reader.optional("prompt_seconds", reader.number),
     )
 
 

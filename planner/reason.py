@@ -40,57 +40,195 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class ReasonCode:
-    """What a code means to an operator, in one sentence."""
+    """What a code means to an operator in one sentence, and what to do about it in another ("" for nothing)."""
 
     meaning: str
+    action: str = ""
 
 
-# Public: tests, metrics and people match on these. A code is renamed only with an ADR.
+_SETTLE = (
+    "Run `stratactl tune` to settle it end to end, or `stratactl bench` to replace the model's defaults."
+)
+_ALLOW_CALLS = (
+    "Run under systemd, or give the container CAP_SYS_NICE or a seccomp profile that allows mbind, "
+    "set_mempolicy and move_pages."
+)
+
+# Public: tests, metrics and people match on these. A code is renamed only with an ADR. docs/REASONS.md is this
+# table.
 REASON_CODES: Mapping[str, ReasonCode] = {
-    "affinity-narrows-cpuset": ReasonCode("an affinity mask leaves fewer CPUs than the cpuset allows"),
+    "affinity-narrows-cpuset": ReasonCode(
+        "an affinity mask leaves fewer CPUs than the cpuset allows",
+        "Start without taskset or CPUAffinity= if that was not meant.",
+    ),
     "all-experts-in-vram": ReasonCode(
-        "the CPU computes no expert bytes, so the pool stays as small as it can"
+        "the CPU computes no expert bytes, so the pool stays as small as it can",
+        "Set the CPU share if experts do run on the CPU.",
+    ),
+    "applied-plan-differs": ReasonCode(
+        "the configuration asks for another policy than the applied plan has",
+        "Run `sudo stratactl apply` again.",
     ),
     "arena-exceeds-cgroup-limit": ReasonCode(
-        "arena and host buffers are larger than the cgroup's memory limit"
+        "arena and host buffers are larger than the cgroup's memory limit",
+        "Raise MemoryMax= of the service or the container's limit, or use a smaller model.",
     ),
     "arena-exceeds-memory": ReasonCode(
-        "arena and host buffers do not fit into the machine's available memory"
+        "arena and host buffers do not fit into the machine's available memory",
+        "Use a smaller model or quantisation, keep more experts in VRAM, or free memory.",
     ),
-    "arena-exceeds-nodes": ReasonCode("the arena does not fit the nodes of this candidate with headroom"),
-    "arena-not-locked": ReasonCode("the arena cannot be locked in memory, so the kernel may swap it out"),
+    "arena-exceeds-nodes": ReasonCode(
+        "the arena does not fit the nodes of this candidate with headroom",
+        "Free memory there, or keep fewer experts in host memory.",
+    ),
+    "arena-not-locked": ReasonCode(
+        "the arena cannot be locked in memory, so the kernel may swap it out",
+        "Raise LimitMEMLOCK= of the service, or turn swap off.",
+    ),
+    "bench-ignored": ReasonCode(
+        "a recorded benchmark is of another machine or shape and was not used",
+        "Run `stratactl bench` again on this machine.",
+    ),
+    "chat-template-fallback": ReasonCode(
+        "the model's chat template cannot be used, so a plain one stands in",
+        "Set a template in the configuration, or use a model file that carries one.",
+    ),
     "close-call": ReasonCode(
-        "two candidates are nearer than the model can tell; only a measurement settles it"
+        "two candidates are nearer than the model can tell; only a measurement settles it", _SETTLE
     ),
-    "cpuset-one-cpu": ReasonCode("only one CPU may be used, so server and pool share it"),
-    "estimated-gain": ReasonCode("the cost model agrees with the choice; its number is an estimate"),
+    "cpuset-narrower-than-plan": ReasonCode(
+        "the unit may not use every CPU of the applied plan",
+        "Look for AllowedCPUs= of the unit or of stratad.slice, or apply again.",
+    ),
+    "cpuset-one-cpu": ReasonCode(
+        "only one CPU may be used, so server and pool share it",
+        "Widen AllowedCPUs= or the container's cpuset.",
+    ),
+    "cpuset-wider-than-plan": ReasonCode(
+        "the unit may use CPUs that the applied plan leaves to others",
+        "Look for a later drop-in that changes AllowedCPUs=; cgroup version 1 ignores it.",
+    ),
+    "estimated-gain": ReasonCode("the cost model agrees with the choice; its number is an estimate", _SETTLE),
     "estimated-no-gain": ReasonCode(
-        "the cost model sees no gain beyond its uncertainty over the safer candidate"
+        "the cost model sees no gain beyond its uncertainty over the safer candidate", _SETTLE
     ),
-    "gpu-node-outside-cpuset": ReasonCode("the GPU's node is not among the nodes this process may use"),
+    "free-memory-skewed": ReasonCode(
+        "one node is nearly full, so memory without a policy would pile up on the others",
+        "Free memory on that node, or let the plan place the arena.",
+    ),
+    "gpu-node-outside-cpuset": ReasonCode(
+        "the GPU's node is not among the nodes this process may use",
+        "Allow the GPU's node in the cpuset, or use a GPU at a usable node.",
+    ),
     "gpu-node-preferred": ReasonCode("candidates are equal and this one lies at the GPU"),
-    "gpu-node-unknown": ReasonCode("a GPU is present and neither firmware nor locality tells its node"),
-    "headroom-tight": ReasonCode("the plan fits, and little stays free beside it"),
-    "huge-pages-idle": ReasonCode(
-        "reserved huge pages nobody uses take memory that ordinary pages cannot have"
+    "gpu-node-unknown": ReasonCode(
+        "a GPU is present and neither firmware nor locality tells its node",
+        "State the GPU's node in the configuration, or update the firmware (ACPI _PXM).",
     ),
-    "memory-unknown": ReasonCode("the kernel states no memory sizes here, so nothing was compared"),
+    "headroom-tight": ReasonCode(
+        "the plan fits, and little stays free beside it",
+        "Stop other programs that use memory there, or shorten the context.",
+    ),
+    "huge-pages-idle": ReasonCode(
+        "reserved huge pages nobody uses take memory that ordinary pages cannot have",
+        "Write 0 to the node's nr_hugepages unless another program needs them.",
+    ),
+    "huge-pages-stranded": ReasonCode(
+        "reserved huge pages lie on nodes that hold no part of the arena",
+        "Reserve them through the node's own nr_hugepages file; the global count is divided over all nodes.",
+    ),
+    "huge-pages-too-few": ReasonCode(
+        "a node has fewer free huge pages than its part of the arena needs, so small pages are used",
+        "Reserve the pages on that node at boot, before memory is fragmented, and read the count back.",
+    ),
+    "iommu-translated": ReasonCode(
+        "the IOMMU translates the GPU's DMA, which held pinned copies at two thirds of their rate on one box",
+        "Boot with iommu=pt if prompts matter and the platform allows it.",
+    ),
+    "link-degraded": ReasonCode(
+        "the measured link between packages is far below what this CPU generation has",
+        "Look for machine-check records of the link, and at the snoop mode in the firmware.",
+    ),
+    "memory-nodes-narrower-than-plan": ReasonCode(
+        "the unit may not use every memory node of the applied plan",
+        "Look for AllowedMemoryNodes= of the unit or of stratad.slice.",
+    ),
+    "memory-unknown": ReasonCode(
+        "the kernel states no memory sizes here, so nothing was compared",
+        "Plan on the live machine, or capture it with its node meminfo files.",
+    ),
     "most-local-feasible": ReasonCode("the most local policy that fits is chosen"),
     "no-experts": ReasonCode("the model has no experts in host memory, so there is nothing to place"),
-    "node-too-small-for-slice": ReasonCode("a node cannot hold its slice of the arena with headroom"),
+    "node-too-small-for-slice": ReasonCode(
+        "a node cannot hold its slice of the arena with headroom",
+        "Free memory on that node, keep fewer experts in host memory, or set policy = 'interleave'.",
+    ),
     "numa-balancing-on": ReasonCode(
-        "automatic NUMA balancing is on; placed memory is protected by its own policy"
+        "automatic NUMA balancing is on; placed memory is protected by its own policy",
+        "Nothing for the arena. Compare measurements only under the same setting.",
     ),
-    "one-node-cpuset": ReasonCode("the cpuset leaves workers and memory of one node only"),
+    "one-node-cpuset": ReasonCode(
+        "the cpuset leaves workers and memory of one node only",
+        "Widen AllowedCPUs= and AllowedMemoryNodes= if the whole machine is meant.",
+    ),
     "other-buffers-crowd-node": ReasonCode(
-        "host buffers beside the arena do not fit the same node and will spill"
+        "host buffers beside the arena do not fit the same node and will spill",
+        "Shorten the context, or set policy = 'split' or 'interleave'.",
     ),
-    "placement-not-possible": ReasonCode("the kernel or a seccomp filter refuses to place memory"),
+    "page-larger-than-slice": ReasonCode(
+        "the page size asked for cannot be cut at slice borders, so small pages are used",
+        "Leave the page size alone with a split, or set policy = 'single-socket'.",
+    ),
+    "placement-below-limit": ReasonCode(
+        "fewer pages than placement.limit_ratio lie on their slice's nodes",
+        "Free memory on that node and restart the daemon; `stratactl verify` shows every slice.",
+    ),
+    "placement-fallback": ReasonCode(
+        "the planned placement could not be reached, so the daemon runs a safer policy",
+        "Read the reasons before it: the node was full, or the kernel refused.",
+    ),
+    "placement-not-possible": ReasonCode(
+        "the kernel or a seccomp filter refuses to place memory", _ALLOW_CALLS
+    ),
+    "placement-unverifiable": ReasonCode(
+        "the kernel does not tell where the arena's pages lie", "Allow move_pages to the service."
+    ),
+    "policy-excluded": ReasonCode("the request does not allow this policy"),
     "policy-requested": ReasonCode("the operator asked for this policy"),
+    "process-policy-differs": ReasonCode(
+        "the unit gave the process another memory policy than the plan says",
+        "Look for another NUMAPolicy= in `systemctl cat stratad`; the daemon has set the right one.",
+    ),
     "prompt-at-gpu": ReasonCode("prompts run on the GPU, which reads an arena at its own node fastest"),
     "single-node-machine": ReasonCode("the machine has one NUMA node, so there is nothing to choose"),
-    "too-few-workers": ReasonCode("there is less than one worker for each slice"),
-    "workers-clamped": ReasonCode("more workers were asked for than physical cores can serve"),
-    "workers-lopsided": ReasonCode("nodes differ in usable cores, so slices differ in workers"),
+    "staging-under-interleave": ReasonCode(
+        "interleaving the process would scatter the buffers that feed a GPU",
+        "Place only the arena, or use an engine that puts staging on the GPU's node.",
+    ),
+    "too-few-workers": ReasonCode(
+        "there is less than one worker for each slice",
+        "Ask for more workers, widen the cpuset, or set policy = 'single-socket'.",
+    ),
+    "tuned-tie": ReasonCode(
+        "the end-to-end results are closer than their own spread, so they decide nothing",
+        "Measure more starts, or take the default.",
+    ),
+    "tuned-winner": ReasonCode("an end-to-end measurement on this machine decided"),
+    "tuning-ignored": ReasonCode(
+        "recorded end-to-end results are of another machine, model or objective, or too few starts",
+        "Run `stratactl tune` again for this machine and model.",
+    ),
+    "workers-beyond-knee": ReasonCode(
+        "the worker sweep measured no more speed with the last workers",
+        "Try fewer workers with `stratactl tune`; a sweep explains and does not decide.",
+    ),
+    "workers-clamped": ReasonCode(
+        "more workers were asked for than physical cores can serve",
+        "Leave the worker count unset, or lower it.",
+    ),
+    "workers-lopsided": ReasonCode(
+        "nodes differ in usable cores, so slices differ in workers",
+        "Widen the cpuset so that each node has as many cores.",
+    ),
     "workers-rounded": ReasonCode("the worker count asked for is not a multiple of the slice count"),
 }

@@ -23,22 +23,39 @@ class Objective(StrEnum):
     BALANCED = "balanced"
 
 
+SMALL_PAGE_BYTES = 4096
+
+
 @dataclass(frozen=True, slots=True)
 class ArenaSpec:
     """The expert weights that stay in host memory. `size_bytes` 0 means the model has no experts there.
 
     `bytes_per_token` is what one decoded token reads of them (experts used over experts); None when unknown.
     `layer_bytes` holds the expert bytes of each layer that has experts, or () when not known per layer.
+    `expert_matrix_bytes` is the smallest matrix of one expert (gate, up or down), which a slice border cuts.
     """
 
     size_bytes: int
     bytes_per_token: int | None = None
     layer_bytes: tuple[int, ...] = ()
+    expert_matrix_bytes: int | None = None
 
     @property
     def layer_count(self) -> int | None:
         """Layers with experts, or None when sizes per layer are not known."""
         return len(self.layer_bytes) or None
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryHardware:
+    """What an operator knows of the memory and the kernel does not tell; None falls back on the CPU's row.
+
+    `node_bandwidth` is bytes a second that one node's own cores read, as a data sheet or a report states it.
+    """
+
+    channels_per_package: int | None = None
+    megatransfers: int | None = None
+    node_bandwidth: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +72,13 @@ class PlanRequest:
         requested_worker_count: The operator's worker count, or None; clamped to what the machine has.
         gpu_node_ids: Nodes of the GPUs in use. None means: take the accelerators of the topology.
         placement_possible: Whether mbind, set_mempolicy and move_pages work here; None when nobody tried.
+        allowed_policies: What the planner may choose among: an engine that cannot slice leaves `split` out.
+        page_bytes: Page size the arena is asked to use; larger ones come from reserved huge pages.
+        tokens_per_step: Tokens whose experts one step reads: 1, or about 2.1 for a window of four drafts.
+        has_gpu: Whether a GPU takes part in a step; None means: look at the accelerators.
+        staging_placeable: Whether GPU staging buffers can be put on the GPU's node although the process
+            interleaves; None when they can, as in our engine.
+        memory: What is known of the memory beyond what the kernel tells.
     """
 
     arena: ArenaSpec = field(default_factory=lambda: ArenaSpec(0))
@@ -65,6 +89,12 @@ class PlanRequest:
     requested_worker_count: int | None = None
     gpu_node_ids: tuple[int, ...] | None = None
     placement_possible: bool | None = None
+    allowed_policies: tuple[Policy, ...] = tuple(Policy)
+    page_bytes: int = SMALL_PAGE_BYTES
+    tokens_per_step: float = 1.0
+    has_gpu: bool | None = None
+    staging_placeable: bool | None = None
+    memory: MemoryHardware = MemoryHardware()
 
     def __post_init__(self) -> None:
         if self.arena.size_bytes < 0 or self.other_host_bytes < 0:
@@ -73,6 +103,10 @@ class PlanRequest:
             raise ValueError("cpu_share is a share between 0 and 1")
         if self.requested_worker_count is not None and self.requested_worker_count < 1:
             raise ValueError("requested_worker_count is at least 1")
+        if self.page_bytes < SMALL_PAGE_BYTES or self.page_bytes & (self.page_bytes - 1):
+            raise ValueError("page_bytes is a power of two of 4096 or more")
+        if self.tokens_per_step <= 0:
+            raise ValueError("tokens_per_step is above 0")
 
 
 def parse_policy(text: str) -> Policy | None:

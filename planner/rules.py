@@ -67,11 +67,11 @@ def too_few_workers(facts: Facts, draft: Draft) -> Reason | None:
     return Reason(
         code="too-few-workers",
         effect=Effect.REJECTS,
-        message=f"{count_of(len(draft.node_ids), 'slice')} need a worker each, "
+        message=f"{count_of(len(draft.arena_slices), 'slice')} need a worker each, "
         + (f"{count_of(requested, 'worker')} asked for, " if requested is not None else "")
         + f"usable cores by node: {', '.join(f'{node}: {count}' for node, count in cores.items())}",
         evidence={
-            "slices": len(draft.node_ids),
+            "slices": len(draft.arena_slices),
             "requested_workers": requested,
             "cores": tuple(cores.values()),
         },
@@ -158,8 +158,42 @@ def arena_exceeds_nodes(facts: Facts, draft: Draft) -> Reason | None:
     )
 
 
+def staging_under_interleave(facts: Facts, draft: Draft) -> Reason | None:
+    """Reject a blanket interleave that would scatter the buffers which feed a GPU.
+
+    Source: pub-colibri-82-4s (ten-fold loss under numactl --interleave). Seed 3708-c gained 29 % with a placed
+    split under process interleave on a box with both GPUs on one node, so a split is warned about and kept.
+    """
+    is_caught = facts.has_gpu and facts.request.staging_placeable is False
+    if draft.policy is not Policy.INTERLEAVE or not is_caught:
+        return None
+    return Reason(
+        code="staging-under-interleave",
+        effect=Effect.REJECTS,
+        message="the GPU's staging buffers cannot be placed apart, and interleaving them cost ten-fold once",
+        remedy="place only the arena (not the process), or use an engine that puts staging on the GPU's node",
+        policy=draft.policy,
+    )
+
+
+def policy_excluded(facts: Facts, draft: Draft) -> Reason | None:
+    """Reject what the request does not allow: the engine cannot do it, or the operator will not have it."""
+    if draft.policy in facts.request.allowed_policies:
+        return None
+    allowed = ", ".join(facts.request.allowed_policies)
+    return Reason(
+        code="policy-excluded",
+        effect=Effect.REJECTS,
+        message=f"{draft.policy} is not among the policies to choose from ({allowed})",
+        evidence={"allowed": allowed},
+        policy=draft.policy,
+    )
+
+
 HARD_RULES: tuple[Rule, ...] = (
+    policy_excluded,
     placement_not_possible,
+    staging_under_interleave,
     all_experts_in_vram,
     too_few_workers,
     workers_lopsided,

@@ -175,6 +175,7 @@ class Environment:
     """What the environment tells the daemon; fields are None where it says nothing.
 
     `watchdog_microseconds` is None as well when systemd set it for another process (WATCHDOG_PID).
+    `plan_path` names the plan that `stratactl apply` wrote; the unit's drop-in sets it (STRATAD_PLAN).
     """
 
     notify_socket: str | None = None
@@ -182,6 +183,7 @@ class Environment:
     is_journal: bool = False
     runtime_directory: Path | None = None
     credentials_directory: Path | None = None
+    plan_path: Path | None = None
     user_runtime_directory: Path | None = None
     temporary_directory: Path = Path("/tmp")
 
@@ -203,6 +205,7 @@ def read_environment(
         is_journal="JOURNAL_STREAM" in values,
         runtime_directory=Path(runtime) if runtime else None,
         credentials_directory=_optional_path(values.get("CREDENTIALS_DIRECTORY")),
+        plan_path=_optional_path(values.get("STRATAD_PLAN")),
         user_runtime_directory=_optional_path(values.get("XDG_RUNTIME_DIR")),
         temporary_directory=Path(values.get("TMPDIR") or tempfile.gettempdir()),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from planner import (
     ArenaSpec,
@@ -13,10 +14,15 @@ from planner import (
     Policy,
     Topology,
     TopologyUnreadable,
+    parse_policy,
     read_topology,
 )
 from stratad.errors import PlanRefusedError, StratadError
 from stratad.model import ModelFacts
+
+if TYPE_CHECKING:
+    # pydantic takes its time, and `stratactl plan` often needs no configuration.
+    from stratad.config import Configuration
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +43,20 @@ class PlanOptions:
     dense_on_gpu: bool = False
     gpu_node_ids: tuple[int, ...] | None = None
     placement_possible: bool | None = None
+
+
+def configured_options(
+    configuration: Configuration, model: ModelFacts, *, placement_possible: bool | None = None
+) -> PlanOptions:
+    """Give the wishes of a configuration, for the daemon and for `stratactl apply` alike."""
+    placement = configuration.placement
+    return PlanOptions(
+        policy=parse_policy(placement.policy),
+        objective=Objective(placement.objective),
+        worker_count=placement.workers,
+        context_tokens=min(configuration.model.context_tokens, model.context_length or 2**31),
+        placement_possible=placement_possible,
+    )
 
 
 def machine_facts(root: Path = Path("/")) -> Topology:

@@ -113,6 +113,8 @@ def _write(path: Path, content: str) -> None:
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         draft.write_text(content, encoding="utf-8")
+        # The unit's umask hides files from other users, and where the daemon listens is no secret.
+        draft.chmod(0o644)
         draft.replace(path)
     except OSError as error:
         raise DaemonError(

@@ -87,6 +87,7 @@ class Service:
         self._fraction = 0.0
         self._plan: PlanSummary | None = None
         self._notices: dict[str, Notice] = {}
+        self._degrading: set[str] = set()
         self._parts: ServingParts | None = None
         self._check: PlacementCheck | None = None
         self._check_seconds = 0.0
@@ -103,28 +104,36 @@ class Service:
         with self._lock:
             self._plan = plan
 
-    def notice(self, notice: Notice) -> None:
-        """Something was found that the plan did not say; one for each code is kept, the last."""
+    def notice(self, notice: Notice, *, degrades: bool = False) -> None:
+        """Something was found that the plan did not say; one for each code is kept, the last.
+
+        With `degrades`, a serving daemon is degraded until the notice is withdrawn.
+        """
         with self._lock:
             self._notices[notice.code] = notice
+            if degrades:
+                self._degrading.add(notice.code)
+            self._settle_state()
 
     def withdraw(self, code: str) -> None:
         """The notice of this code does not hold any more; does nothing when there is none."""
         with self._lock:
             self._notices.pop(code, None)
+            self._degrading.discard(code)
+            self._settle_state()
 
     def checked(self, check: PlacementCheck) -> None:
         """Pages were sampled; below the limit a serving daemon is degraded, and ready again above it."""
         with self._lock:
             self._check, self._check_seconds = check, time.monotonic()
-            if self._state in (ServiceState.READY, ServiceState.DEGRADED):
-                self._state = _state_for(check)
+            self._settle_state()
 
     def serving(self, parts: ServingParts) -> None:
         """The model is loaded, checked and answers."""
         with self._lock:
             self._parts = parts
-            self._state = ServiceState.READY if self._check is None else _state_for(self._check)
+            self._state = ServiceState.READY
+            self._settle_state()
 
     def draining(self) -> None:
         """New requests are refused from now on."""
@@ -219,15 +228,18 @@ class Service:
             yield from engine_samples(parts.engine.status(), self.model_name)
             yield from counter_samples(parts.runner.counters())
 
+    def _settle_state(self) -> None:
+        """A serving daemon is ready or degraded by what is known now. The lock is held."""
+        if self._state in (ServiceState.READY, ServiceState.DEGRADED):
+            is_misplaced = self._check is not None and self._check.verdict is Verdict.BELOW_LIMIT
+            is_degraded = is_misplaced or bool(self._degrading)
+            self._state = ServiceState.DEGRADED if is_degraded else ServiceState.READY
+
     def _serving_parts(self) -> ServingParts:
         with self._lock:
             if self._parts is None:
                 raise NotAccepting(f"the model is not served now: {self._state.value}, {self._stage}")
             return self._parts
-
-
-def _state_for(check: PlacementCheck) -> ServiceState:
-    return ServiceState.DEGRADED if check.verdict is Verdict.BELOW_LIMIT else ServiceState.READY
 
 
 def _decode_document(engine: Engine) -> dict[str, object]:

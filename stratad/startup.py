@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
 from planner import (
-    Objective,
+    Effect,
     Plan,
     PlanRefused,
     Policy,
@@ -29,7 +29,7 @@ from stratad.config import Configuration, Environment
 from stratad.engine import Engine
 from stratad.engine_status import EngineSettings
 from stratad.errors import LoadCancelled, PlacementError
-from stratad.facts import PlanOptions, machine_facts, plan_request, refusal_error
+from stratad.facts import configured_options, machine_facts, plan_request, refusal_error
 from stratad.metrics import Metrics
 from stratad.model import ModelFacts, read_model_facts
 from stratad.placement_watch import PlacementWatch, log_placement, note_placement
@@ -39,8 +39,12 @@ from stratad.server import HttpServer, ServerSettings, create_app, open_listener
 from stratad.service import Notice, PlanSummary, Service, ServiceLimits, ServingParts
 from stratad.service_samples import node_memory_samples
 from stratad.stop_signals import StopSignals
+from stratad.stored_plan import BLOCKING_CODES, process_policy, read_stored_plan, unit_differences
 from stratad.systemd import Notifier, Watchdog
 from stratad.verify import PlacementCheck, check_placement
+
+# What the plan or the unit asks for and this process does not have: it serves, and says that it is degraded.
+DEGRADING_CODES = ("placement-not-possible", *BLOCKING_CODES)
 
 # Native code reports progress for every tensor; nobody reads more than a few lines a second.
 _PROGRESS_PAUSE_SECONDS = 0.5
@@ -64,10 +68,12 @@ def run_daemon(configuration: Configuration, environment: Environment) -> None:
     with StopSignals() as stop, contextlib.closing(notifier), contextlib.suppress(_StoppedWhileLoading):
         model = read_model_facts(configuration.model.path)
         topology = machine_facts()
-        plan = decide_plan(topology, model, configuration)
+        plan, findings = starting_plan(topology, model, configuration, environment)
         # Before any other thread starts: each inherits its memory policy from the one that starts it.
         apply_process_memory(plan.process_memory)
         service, metrics = _open_service(configuration, topology)
+        for reason in findings:
+            service.notice(_notice(reason), degrades=reason.code in DEGRADING_CODES)
         with _listening(configuration, environment, service, metrics) as (server, directory):
             loading = _Loading(configuration, topology, model, directory, service, notifier, stop)
             with _loaded(loading, plan) as runner, _started_engine(configuration, runner, metrics) as engine:
@@ -83,20 +89,68 @@ def run_daemon(configuration: Configuration, environment: Environment) -> None:
     journal.inform("stopped")
 
 
+def starting_plan(
+    topology: Topology, model: ModelFacts, configuration: Configuration, environment: Environment
+) -> tuple[Plan, tuple[Reason, ...]]:
+    """The plan to start with, and what was found beside it: the applied plan where the unit names one.
+
+    An applied plan that this unit cannot carry out is not forced: planned again inside the unit's limits, with
+    the reasons why.
+
+    Raises:
+        ConfigurationError: The applied plan was made for another machine or model.
+        PlanRefusedError: Nothing suits. Nothing is loaded yet.
+    """
+    failures = memory_policy_failures()
+    refused = (_placement_refused(failures),) if failures else ()
+    if environment.plan_path is None:
+        return decide_plan(topology, model, configuration), refused
+    plan = read_stored_plan(environment.plan_path, topology, model)
+    tree = Tree(Path("/"))
+    findings = (
+        *refused,
+        *unit_differences(plan, topology, process_policy(tree)),
+        *_configuration_differences(plan, configuration),
+    )
+    for reason in findings:
+        journal.warn_line(reason_log_line(reason))
+    if failures or any(reason.code in BLOCKING_CODES for reason in findings):
+        return decide_plan(topology, model, configuration), findings
+    for line in log_lines(plan):
+        journal.inform_line(line)
+    return plan, findings
+
+
+def _placement_refused(failures: Sequence[str]) -> Reason:
+    return Reason(
+        code="placement-not-possible",
+        effect=Effect.WARNS,
+        message=f"the kernel refuses {', '.join(failures)}: workers are pinned, pages lie where they are touched",
+        evidence={"refused": ", ".join(failures)},
+        remedy="let the service use mbind, set_mempolicy and move_pages (SystemCallFilter=@system-service)",
+    )
+
+
+def _configuration_differences(plan: Plan, configuration: Configuration) -> tuple[Reason, ...]:
+    asked = parse_policy(configuration.placement.policy)
+    if asked is None or asked is plan.policy:
+        return ()
+    message = (
+        f"the applied plan is {plan.policy}, the configuration asks for {asked}: the applied plan counts"
+    )
+    evidence = {"plan_policy": plan.policy.value, "asked_policy": asked.value}
+    return (
+        Reason("applied-plan-differs", Effect.WARNS, message, evidence, "run `sudo stratactl apply` again"),
+    )
+
+
 def decide_plan(topology: Topology, model: ModelFacts, configuration: Configuration) -> Plan:
     """The plan for this machine and model, with its reasons logged.
 
     Raises:
         PlanRefusedError: Nothing suits, or the arena does not fit the memory. Nothing is loaded yet.
     """
-    placement = configuration.placement
-    options = PlanOptions(
-        policy=parse_policy(placement.policy),
-        objective=Objective(placement.objective),
-        worker_count=placement.workers,
-        context_tokens=min(configuration.model.context_tokens, model.context_length or 2**31),
-        placement_possible=not memory_policy_failures(),
-    )
+    options = configured_options(configuration, model, placement_possible=not memory_policy_failures())
     try:
         plan = make_plan(topology, plan_request(model, options))
     except PlanRefused as refusal:
@@ -171,7 +225,7 @@ class _Loading:
         self._leave_if_asked()
         for reason in runner.reasons:
             journal.warn_line(reason_log_line(reason))
-            self.service.notice(_notice(reason))
+            self.service.notice(_notice(reason), degrades=reason.code in DEGRADING_CODES)
         return runner
 
     def plan_again(self, policy: Policy) -> Plan:

@@ -20,6 +20,7 @@ set(BUILD_SHARED_LIBS ON)
 foreach(part COMMON TESTS TOOLS EXAMPLES SERVER APP UI MTMD)
   set(LLAMA_BUILD_${part} OFF CACHE BOOL "" FORCE)
 endforeach()
+set(GGML_CCACHE OFF CACHE BOOL "" FORCE)  # ours above serves both
 set(LLAMA_BUILD_IS_DEV OFF CACHE BOOL "" FORCE)
 # Our pool and ggml's own threads share the CPUs: only ggml's threadpool lets us set its polling to zero.
 set(GGML_OPENMP OFF CACHE BOOL "" FORCE)

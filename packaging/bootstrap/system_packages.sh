@@ -6,7 +6,7 @@ set -eu
 python=$1
 
 if ! command -v "$python" >/dev/null 2>&1; then
-    missing="python3 python3-dev python3-venv"
+    missing=" python3 python3-dev python3-venv"
 elif ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
     echo "error: stratad needs Python 3.11 or newer; $python is $("$python" -c 'import platform; print(platform.python_version())')." \
          "Name another one: make PYTHON=python3.12 ..." >&2

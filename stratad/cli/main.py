@@ -27,6 +27,13 @@ COMMANDS: Mapping[str, CommandEntry] = {
         "stratad.cli.topology", "topology", "Show the machine: nodes, CPUs, memory, GPUs."
     ),
     "plan": CommandEntry("stratad.cli.plan", "plan", "Plan placement for a model, and say why."),
+    "apply": CommandEntry("stratad.cli.apply", "apply", "Write the plan into the service's drop-in."),
+    "revert": CommandEntry("stratad.cli.revert", "revert", "Take back what apply wrote."),
+    "reserve": CommandEntry("stratad.cli.reserve", "reserve", "Keep other services off the plan's CPUs."),
+    "release": CommandEntry("stratad.cli.reserve", "release", "Give other services every CPU back."),
+    "install-units": CommandEntry(
+        "stratad.cli.install_units", "install_units", "Install the unit files for this installation."
+    ),
     "status": CommandEntry("stratad.cli.status", "status", "Show what the running daemon does."),
     "verify": CommandEntry("stratad.cli.verify", "verify", "Check where the running daemon's pages lie."),
 }

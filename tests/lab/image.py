@@ -44,12 +44,28 @@ _MODULES = (
     "drivers/char/virtio_console",
 )
 _MASKED_UNITS = (
-    "apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer e2scrub_all.timer e2scrub_reap.service "
-    "fstrim.timer systemd-timesyncd.service getty@tty1.service getty-static.service systemd-networkd.service "
-    "systemd-resolved.service systemd-random-seed.service systemd-pstore.service systemd-update-utmp.service "
-    "systemd-update-utmp-runlevel.service systemd-hwdb-update.service systemd-boot-update.service "
-    "sys-kernel-debug.mount sys-kernel-tracing.mount dev-hvc0.device serial-getty@ttyS0.service"
-).split()
+    "apt-daily.timer",
+    "apt-daily-upgrade.timer",
+    "dpkg-db-backup.timer",
+    "e2scrub_all.timer",
+    "e2scrub_reap.service",
+    "fstrim.timer",
+    "systemd-timesyncd.service",
+    "getty@tty1.service",
+    "getty-static.service",
+    "systemd-networkd.service",
+    "systemd-resolved.service",
+    "systemd-random-seed.service",
+    "systemd-pstore.service",
+    "systemd-update-utmp.service",
+    "systemd-update-utmp-runlevel.service",
+    "systemd-hwdb-update.service",
+    "systemd-boot-update.service",
+    "sys-kernel-debug.mount",
+    "sys-kernel-tracing.mount",
+    "dev-hvc0.device",
+    "serial-getty@ttyS0.service",
+)
 _ROOT_MEBIBYTES = 1000
 
 
@@ -80,7 +96,9 @@ def require_host() -> None:
     """
     if sys.version_info[:2] != (3, 11) or 'VERSION_ID="12"' not in Path("/etc/os-release").read_text():
         raise LabUnavailable("the lab's guest is Debian 12 with Python 3.11, and needs a host with both")
-    missing = sorted({package for program, package in _HOST_PACKAGES.items() if shutil.which(program) is None})
+    missing = sorted(
+        {package for program, package in _HOST_PACKAGES.items() if shutil.which(program) is None}
+    )
     if not missing:
         return
     if os.getuid() != 0:
@@ -148,7 +166,7 @@ def _debian_tree() -> Path:
         sources = Path("/etc/apt/sources.list.d/debian.sources")
         paths = [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in ("man", "doc", "locale")]
         command = ["mmdebstrap", "--variant=minbase", f"--include={_GUEST_PACKAGES}", *paths]
-        command += ["--aptopt=Acquire::Languages \"none\"", "bookworm", str(partial)]
+        command += ['--aptopt=Acquire::Languages "none"', "bookworm", str(partial)]
         _run([*command, *([str(sources)] if sources.exists() else [])])
         partial.rename(tree)
     return tree
@@ -189,8 +207,7 @@ def _dress(tree: Path) -> None:
 def installation_image() -> Path:
     """A disk with a virtual environment at INSTALLATION: stratad for the AVX2 baseline and what it imports."""
     wheel = baseline_wheel()
-    sources = [path for path in sorted((ROOT / "stratad").rglob("*.py"))]
-    sources += [path for path in sorted((ROOT / "planner").rglob("*.py"))]
+    sources = [*sorted((ROOT / "stratad").rglob("*.py")), *sorted((ROOT / "planner").rglob("*.py"))]
     sources += [path for path in sorted((ROOT / "packaging").rglob("*")) if path.is_file()]
     parts = [path.read_text(errors="replace") for path in sources]
     image = cache_directory() / f"stratad-{_digest(wheel.name, wheel.parent.name, *parts)}.ext4"
@@ -213,7 +230,9 @@ def baseline_wheel() -> Path:
     """
     sources = [path for path in sorted((ROOT / "native").rglob("*")) if path.is_file()]
     sources += [ROOT / "pyproject.toml", ROOT / "packaging/bootstrap/fetch_llama.py"]
-    directory = cache_directory() / f"wheel-{_digest(*(path.read_text(errors='replace') for path in sources))}"
+    directory = (
+        cache_directory() / f"wheel-{_digest(*(path.read_text(errors='replace') for path in sources))}"
+    )
     if not directory.exists():
         print("lab: compiling stratad for the AVX2 baseline", flush=True)
         for former in cache_directory().glob("wheel-*"):
@@ -255,7 +274,9 @@ def _virtual_environment(tree: Path, wheel: Path) -> None:
     _run([*command, "--no-deps", "--target", str(packages), str(wheel), *wheels])
     shutil.rmtree(packages / "bin", ignore_errors=True)
     for name in ("stratad", "planner"):
-        shutil.copytree(ROOT / name, packages / name, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.so*"))
+        shutil.copytree(
+            ROOT / name, packages / name, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.so*")
+        )
     _run([sys.executable, "-m", "compileall", "-q", str(packages / "stratad"), str(packages / "planner")])
     scripts = tree / "bin"
     scripts.mkdir()
@@ -266,7 +287,9 @@ def _virtual_environment(tree: Path, wheel: Path) -> None:
             f"#!{INSTALLATION}/bin/python3\nimport sys\n\nfrom {module} import main\n\nsys.exit(main())\n"
         )
         script.chmod(0o755)
-    (tree / "pyvenv.cfg").write_text("home = /usr/bin\ninclude-system-site-packages = false\nversion = 3.11.2\n")
+    (tree / "pyvenv.cfg").write_text(
+        "home = /usr/bin\ninclude-system-site-packages = false\nversion = 3.11.2\n"
+    )
     shutil.copytree(ROOT / "etc/demo", tree / "share/stratad/demo", ignore=shutil.ignore_patterns("*.py"))
 
 
@@ -292,7 +315,9 @@ def _run(command: list[str], folder: Path | None = None, environment: dict[str, 
     variables = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", **(environment or {})}
     done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise LabUnavailable(f"{' '.join(command[:4])} ... failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
+        raise LabUnavailable(
+            f"{' '.join(command[:4])} ... failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
+        )
 
 
 def _output(command: list[str]) -> str:

@@ -26,7 +26,9 @@ def _node(node_id: int, mebibytes: int, cpus: str | None) -> tuple[str, ...]:
     return ("-object", backend, "-numa", f"{node},memdev=m{node_id}")
 
 
-def _distances(count: int, far: int = 21, special: Mapping[tuple[int, int], int] | None = None) -> tuple[str, ...]:
+def _distances(
+    count: int, far: int = 21, special: Mapping[tuple[int, int], int] | None = None
+) -> tuple[str, ...]:
     options: tuple[str, ...] = ()
     for first in range(count):
         for second in range(first + 1, count):

@@ -196,7 +196,9 @@ def booted(layout: Layout, *, kernel_options: str = "", disks: Sequence[Path] = 
             channel, _ = listener.accept()
             machine = Machine(process, channel, folder / "console")
             machine.wait_until_booted()
-            machine.shell(f"mountpoint -q {image.INSTALLATION} || mount -o ro LABEL=labopt {image.INSTALLATION}")
+            machine.shell(
+                f"mountpoint -q {image.INSTALLATION} || mount -o ro LABEL=labopt {image.INSTALLATION}"
+            )
             yield machine
         finally:
             if process.poll() is None:

@@ -20,7 +20,13 @@ def run(command: list[str], text: str | None = None, limit_seconds: float = 120.
     """Runs a command to its end, or to the limit, after which it is killed."""
     try:
         done = subprocess.run(
-            command, input=text, capture_output=True, text=True, errors="replace", timeout=limit_seconds
+            command,
+            input=text,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=limit_seconds,
+            check=False,
         )
     except subprocess.TimeoutExpired as expired:
         output = expired.stdout.decode(errors="replace") if isinstance(expired.stdout, bytes) else ""

@@ -1,0 +1,146 @@
+"""Set-up on a machine that lacks things: one clear line, nothing half done."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+BOOTSTRAP = Path(__file__).resolve().parents[2] / "packaging" / "bootstrap"
+
+
+def bare_path(folder: Path, *programs: str) -> str:
+    """A PATH that holds these programs of the machine and no other."""
+    folder.mkdir()
+    for program in programs:
+        found = shutil.which(program)
+        assert found is not None
+        (folder / program).symlink_to(found)
+    return str(folder)
+
+
+def system_packages(path: str, python: str) -> subprocess.CompletedProcess[str]:
+    shell = shutil.which("sh")
+    assert shell is not None
+    return subprocess.run(
+        [shell, str(BOOTSTRAP / "system_packages.sh"), python],
+        env={"PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_missing_compiler_is_one_line_that_says_what_to_install(tmp_path: Path) -> None:
+    python = tmp_path / "good-python"
+    python.write_text("#!/bin/sh\nexit 0\n")
+    python.chmod(0o755)
+    outcome = system_packages(bare_path(tmp_path / "bin", "id"), str(python))
+    assert outcome.returncode == 1
+    assert outcome.stderr == "error: missing system packages; run: sudo apt-get install g++ gcc\n"
+
+
+def test_a_missing_python_is_named_with_all_that_belongs_to_it(tmp_path: Path) -> None:
+    outcome = system_packages(bare_path(tmp_path / "bin", "id", "cc", "c++"), "no-such-python")
+    assert outcome.returncode == 1
+    assert "sudo apt-get install python3 python3-dev python3-venv" in outcome.stderr
+
+
+def test_a_python_that_is_too_old_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    python = tmp_path / "old-python"
+    python.write_text('#!/bin/sh\ncase "$2" in *version_info*) exit 1;; *) echo 3.9.2;; esac\n')
+    python.chmod(0o755)
+    outcome = system_packages(bare_path(tmp_path / "bin", "id"), str(python))
+    assert outcome.returncode == 1
+    assert "needs Python 3.11 or newer" in outcome.stderr
+    assert "is 3.9.2" in outcome.stderr
+    assert "make PYTHON=" in outcome.stderr
+
+
+def test_nothing_is_said_where_nothing_is_missing(tmp_path: Path) -> None:
+    python = tmp_path / "good-python"
+    python.write_text("#!/bin/sh\nexit 0\n")
+    python.chmod(0o755)
+    outcome = system_packages(bare_path(tmp_path / "bin", "id", "cc", "c++"), str(python))
+    assert (outcome.returncode, outcome.stdout, outcome.stderr) == (0, "", "")
+
+
+@pytest.fixture
+def fetch_llama() -> ModuleType:
+    specification = importlib.util.spec_from_file_location("fetch_llama", BOOTSTRAP / "fetch_llama.py")
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+def archive_of(folder: Path, prefix: str, names: tuple[str, ...]) -> Path:
+    archive = folder / "source.tar.gz"
+    with tarfile.open(archive, "w:gz") as package:
+        for name in names:
+            member = tarfile.TarInfo(prefix + name)
+            member.size = len(name)
+            package.addfile(member, io.BytesIO(name.encode()))
+    return archive
+
+
+def test_only_what_the_build_needs_is_unpacked(fetch_llama: ModuleType, tmp_path: Path) -> None:
+    names = (
+        "CMakeLists.txt",
+        "src/llama.cpp",
+        "ggml/src/ggml.c",
+        "models/big.gguf",
+        "src/../../escape",
+        "tests/x.cpp",
+    )
+    target = tmp_path / "llama"
+    fetch_llama.unpack(archive_of(tmp_path, fetch_llama.PREFIX, names), target)
+    found = {str(path.relative_to(target)) for path in target.rglob("*") if path.is_file()}
+    assert found == {"CMakeLists.txt", "src/llama.cpp", "ggml/src/ggml.c"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["llama", "source.tar.gz"]
+
+
+def test_an_archive_without_the_source_leaves_nothing_behind(fetch_llama: ModuleType, tmp_path: Path) -> None:
+    with pytest.raises(fetch_llama.FetchError, match="holds no llama"):
+        fetch_llama.unpack(archive_of(tmp_path, "something-else/", ("CMakeLists.txt",)), tmp_path / "llama")
+    assert [path.name for path in tmp_path.iterdir()] == ["source.tar.gz"]
+
+
+def test_a_download_with_another_checksum_is_deleted_and_refused(
+    fetch_llama: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def download(command: list[str], **_: Any) -> subprocess.CompletedProcess[bytes]:
+        (tmp_path / fetch_llama.ARCHIVE_NAME).write_bytes(b"not the source")
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(fetch_llama.subprocess, "run", download)
+    with pytest.raises(fetch_llama.FetchError, match=r"has sha256 \w+, expected"):
+        fetch_llama.download(tmp_path)
+    assert not (tmp_path / fetch_llama.ARCHIVE_NAME).exists()
+
+
+def test_a_failed_build_shows_the_end_of_its_log_and_where_it_is(tmp_path: Path) -> None:
+    """A source folder that is none: CMake's own words reach the user."""
+    shutil.copytree(
+        BOOTSTRAP.parent.parent, tmp_path / "tree", ignore=shutil.ignore_patterns(".venv", "build", ".git")
+    )
+    outcome = subprocess.run(
+        [sys.executable, str(tmp_path / "tree" / "packaging" / "bootstrap" / "build.py"), str(tmp_path)],
+        env={**os.environ, "PIP_TARGET": str(tmp_path / "site")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert outcome.returncode != 0
+    assert "STRATAD_LLAMA_SOURCE does not name a llama.cpp source tree" in outcome.stderr
+    assert "build/setup.log" in outcome.stderr
