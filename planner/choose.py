@@ -17,10 +17,8 @@ from planner.request import Objective, Policy
 from planner.rules import node_phrase
 from planner.tuned import Evidence, matches, tuned_reason
 
-# The model is too kind to unsliced work over several packages: llamafile-765 was predicted 9 % faster and
-# measured half as fast. Predicted ratios are off by a fifth to a third, so less than a fifth is no gain at
-# all.
-UNSLICED_NEEDED_GAIN = 0.20
+# The model is too kind to unsliced work over several packages: pub-llamafile-765 was predicted faster there and
+# measured half as fast. Such a choice is doubted by half of its size whatever the rates rest on.
 UNSLICED_DOUBT = 0.50
 
 
@@ -127,14 +125,14 @@ def _most_local(
     if safe is None:
         return None if split is None else Choice(split, (_most_local_reason(split.draft),))
     margin = grounds.constants.needed_gain * (2 if facts.request.objective is Objective.BALANCED else 1)
-    bold, needed = (split, margin) if split is not None else (interleave, UNSLICED_NEEDED_GAIN)
+    bold = split if split is not None else interleave
     if bold is None or bold is safe:
         # Nothing else can be done, so nothing is compared.
         return Choice(safe, (_most_local_reason(safe.draft), *_tie_reasons(facts, weighed, safe)))
     if split is not None and single is None:
         # Nothing sliced and nothing confined competes: the split reads the same bytes locally.
         return Choice(split, (_most_local_reason(split.draft),))
-    return _compared(facts, weighed, Contest(bold, safe, needed), grounds)
+    return _compared(facts, weighed, Contest(bold, safe, margin), grounds)
 
 
 def best_split(weighed: tuple[Weighed, ...], constants: CostConstants) -> Weighed | None:

@@ -30,6 +30,10 @@ class CostConstants:
     gpu_rest_seconds_per_layer: float = 0.37e-3
     large_model_rest_factor: float = 2.5
     cpu_rest_share: float = 0.2
+    # Host to GPU over PCIe 3.0 x16: 11.6 to 12.8 GB/s on three boxes. From another package's memory 1.08 times
+    # (seed 3708-c) to 3.2 times (pub-gearshifft-82) as long.
+    host_to_gpu_rate: float = 12e9
+    host_to_gpu_remote_factor: float = 1.3
     # Two workers on one core lost 2 to 2900 times; right in direction only (cost-model: hard rules).
     oversubscribed_factor: float = 8.0
     needed_gain: float = 0.07
@@ -177,6 +181,26 @@ def layer_synchronization_seconds(arm: Arm, constants: CostConstants) -> float:
     if not arm.is_sliced:
         seconds += constants.phase_count * constants.tasks_per_worker * worker_count * constants.claim_seconds
     return seconds
+
+
+def prompt_seconds(
+    held: Mapping[int, float],
+    package_of: Mapping[int, int],
+    gpu_nodes: tuple[int, ...],
+    constants: CostConstants,
+) -> float | None:
+    """Give the seconds the GPUs need to read the whole arena once, as a long prompt does; None without a node.
+
+    Each GPU reads its share of the layers over its own link; pages of another package take longer.
+    """
+    if not gpu_nodes:
+        return None
+    weighted = 0.0
+    for gpu_node in gpu_nodes:
+        for node, size in held.items():
+            is_near = package_of.get(node) == package_of.get(gpu_node)
+            weighted += size * (1.0 if is_near else constants.host_to_gpu_remote_factor)
+    return weighted / len(gpu_nodes) ** 2 / constants.host_to_gpu_rate
 
 
 def _is_oversubscribed(arm: Arm) -> bool:

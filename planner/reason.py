@@ -226,6 +226,10 @@ REASON_CODES: Mapping[str, ReasonCode] = {
         "more workers were asked for than physical cores can serve",
         "Leave the worker count unset, or lower it.",
     ),
+    "workers-displaced": ReasonCode(
+        "CPUs of the plan went offline or left the cpuset, so their workers run elsewhere",
+        "Give the CPUs back, or run `sudo stratactl apply` again.",
+    ),
     "workers-lopsided": ReasonCode(
         "nodes differ in usable cores, so slices differ in workers",
         "Widen the cpuset so that each node has as many cores.",

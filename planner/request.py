@@ -78,6 +78,8 @@ class PlanRequest:
         has_gpu: Whether a GPU takes part in a step; None means: look at the accelerators.
         staging_placeable: Whether GPU staging buffers can be put on the GPU's node although the process
             interleaves; None when they can, as in our engine.
+        pool_spin_seconds: How long an idle worker spins before it sleeps; a longer gap between layers costs
+            a wake-up. The default is our pool's.
         memory: What is known of the memory beyond what the kernel tells.
     """
 
@@ -94,6 +96,7 @@ class PlanRequest:
     tokens_per_step: float = 1.0
     has_gpu: bool | None = None
     staging_placeable: bool | None = None
+    pool_spin_seconds: float = 50e-6
     memory: MemoryHardware = MemoryHardware()
 
     def __post_init__(self) -> None:

@@ -12,6 +12,7 @@ from planner.cost import (
     Arm,
     CostConstants,
     Rest,
+    prompt_seconds,
     rest_seconds,
     step_estimate,
 )
@@ -36,10 +37,24 @@ def estimate(facts: Facts, draft: Draft, rates: MachineRates, constants: CostCon
         is_sliced=draft.policy is Policy.SPLIT,
         layer_count=layer_count(facts),
         rest_seconds=machine_rest_seconds(facts, rates, constants),
-        must_wake=facts.has_gpu,
+        must_wake=must_wake(facts, rates, constants),
     )
-    found = step_estimate(arm, rates, constants)
+    found = replace(
+        step_estimate(arm, rates, constants),
+        prompt_seconds=prompt_seconds(
+            {node: float(size) for node, size in draft.arena_bytes},
+            arm.package_of,
+            facts.gpu_node_ids,
+            constants,
+        ),
+    )
     return replace(found, confidence=Confidence.MEASURED) if rates.is_measured else found
+
+
+def must_wake(facts: Facts, rates: MachineRates, constants: CostConstants) -> bool:
+    """Whether workers fall asleep between layers: the GPU's part of one takes longer than they spin."""
+    gap_seconds = machine_rest_seconds(facts, rates, constants) / layer_count(facts)
+    return facts.has_gpu and facts.request.pool_spin_seconds < gap_seconds
 
 
 def step_bytes(facts: Facts) -> float:

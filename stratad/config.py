@@ -86,6 +86,9 @@ class PlacementSection:
             description='true, false or "auto": lock the arena in RAM; auto does when the limit allows it.'
         ),
     ] = "auto"
+    pin_check_seconds: Annotated[
+        float, Field(ge=0, description="Time between checks that threads are on their CPUs; 0 never checks.")
+    ] = 2.0
     test_slices: Annotated[
         int | None, Field(ge=1, le=64, description="Test mode: this many slices without placing anything.")
     ] = None

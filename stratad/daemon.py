@@ -82,17 +82,18 @@ def _run(configure: Callable[[], Configuration]) -> None:
     environment = read_environment()
     journal.open_journal(sys.stderr, is_journal=environment.is_journal)
     try:
-        _serve(configure(), environment)
+        _serve(configure, environment)
     except StratadError as error:
         journal.report_block(render_error(error))
         sys.exit(error.exit_status)
 
 
-def _serve(configuration: Configuration, environment: Environment) -> None:
+def _serve(configure: Callable[[], Configuration], environment: Environment) -> None:
+    configuration = configure()
     # The native module and numpy take their time; a wrong setting is told before.
     from stratad.startup import run_daemon
 
-    run_daemon(configuration, environment)
+    run_daemon(configuration, environment, configure)
 
 
 if __name__ == "__main__":

@@ -122,6 +122,11 @@ class Service:
             self._degrading.discard(code)
             self._settle_state()
 
+    def limited(self, limits: ServiceLimits) -> None:
+        """These limits count from now on."""
+        with self._lock:
+            self._limits = limits
+
     def checked(self, check: PlacementCheck) -> None:
         """Pages were sampled; below the limit a serving daemon is degraded, and ready again above it."""
         with self._lock:

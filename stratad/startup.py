@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -28,17 +28,19 @@ from stratad.chat_template import FALLBACK_TEMPLATE_NAME, ChatTemplate, open_cha
 from stratad.config import Configuration, Environment
 from stratad.engine import Engine
 from stratad.engine_status import EngineSettings
-from stratad.errors import LoadCancelled, PlacementError
+from stratad.errors import LoadCancelled, PlacementError, StratadError, render_error
 from stratad.facts import configured_options, machine_facts, plan_request, refusal_error
 from stratad.metrics import Metrics
 from stratad.model import ModelFacts, read_model_facts
+from stratad.pinning import PinWatch
 from stratad.placement_watch import PlacementWatch, log_placement, note_placement
+from stratad.reload import reloaded, settings_that_differ
 from stratad.runner import ModelRunner
 from stratad.runtime_directory import publish_plan, published, runtime_directory
 from stratad.server import HttpServer, ServerSettings, create_app, open_listener
 from stratad.service import Notice, PlanSummary, Service, ServiceLimits, ServingParts
 from stratad.service_samples import node_memory_samples
-from stratad.stop_signals import StopSignals
+from stratad.stop_signals import Request, StopSignals
 from stratad.stored_plan import BLOCKING_CODES, process_policy, read_stored_plan, unit_differences
 from stratad.systemd import Notifier, Watchdog
 from stratad.verify import PlacementCheck, check_placement
@@ -58,8 +60,12 @@ class _StoppedWhileLoading(Exception):
     """A stop signal came before the daemon was ready; leaving early is what was asked for."""
 
 
-def run_daemon(configuration: Configuration, environment: Environment) -> None:
+def run_daemon(
+    configuration: Configuration, environment: Environment, read_again: Callable[[], Configuration]
+) -> None:
     """Serves until a stop signal, and returns after an orderly end.
+
+    `read_again` gives the configuration anew when SIGHUP asks for it.
 
     Raises:
         StratadError: Anything that keeps the daemon from serving, before it says it is ready.
@@ -79,9 +85,7 @@ def run_daemon(configuration: Configuration, environment: Environment) -> None:
             with _loaded(loading, plan) as runner, _started_engine(configuration, runner, metrics) as engine:
                 service.serving(ServingParts(engine, runner, _chat_template(runner, service)))
                 _say_ready(service, notifier)
-                with _watched(configuration, environment, service, notifier):
-                    stop.wait()
-                    _drain(configuration, service, engine, notifier, stop)
+                _serve_until_stopped(loading, environment, engine, read_again)
                 # Answers that are cut off still go out; after that nobody can reach the runner any more.
                 service.stopped()
                 engine.close()
@@ -163,17 +167,20 @@ def decide_plan(topology: Topology, model: ModelFacts, configuration: Configurat
 def _open_service(configuration: Configuration, topology: Topology) -> tuple[Service, Metrics]:
     """The service in its state of loading, and the metrics that read it."""
     name = configuration.model.name or configuration.model.path.stem
-    limits = ServiceLimits(
-        limit_ratio=configuration.placement.limit_ratio,
-        placement_sample_pages=configuration.metrics.placement_sample_pages,
-        stall_seconds=configuration.systemd.stall_seconds,
-    )
-    service = Service(name, _version(), limits)
+    service = Service(name, _version(), _limits(configuration))
     metrics = Metrics(name)
     metrics.add_source(service.samples)
     tree, node_ids = Tree(Path("/")), [node.node_id for node in topology.nodes]
     metrics.add_source(lambda: node_memory_samples(tree, node_ids))
     return service, metrics
+
+
+def _limits(configuration: Configuration) -> ServiceLimits:
+    return ServiceLimits(
+        limit_ratio=configuration.placement.limit_ratio,
+        placement_sample_pages=configuration.metrics.placement_sample_pages,
+        stall_seconds=configuration.systemd.stall_seconds,
+    )
 
 
 @contextlib.contextmanager
@@ -336,11 +343,45 @@ def _watched(
 ) -> Iterator[None]:
     """Placement is checked again and again, and the supervisor hears signs of life."""
     with contextlib.ExitStack() as stack:
+        stack.enter_context(PinWatch(service, configuration.placement.pin_check_seconds))
         stack.enter_context(PlacementWatch(service, configuration.metrics.placement_check_seconds))
         if environment.watchdog_microseconds is not None:
             interval_seconds = environment.watchdog_microseconds / 1_000_000
             stack.enter_context(Watchdog(notifier, interval_seconds, service.is_progressing))
         yield
+
+
+def _serve_until_stopped(
+    loading: _Loading, environment: Environment, engine: Engine, read_again: Callable[[], Configuration]
+) -> None:
+    """Watches over a serving daemon, reads settings again when asked, and drains it at the end."""
+    configuration, service, notifier = loading.configuration, loading.service, loading.notifier
+    while True:
+        with _watched(configuration, environment, service, notifier):
+            if loading.stop.wait() is Request.STOP:
+                _drain(configuration, service, engine, notifier, loading.stop)
+                return
+        configuration = _reload(configuration, service, notifier, read_again)
+
+
+def _reload(
+    running: Configuration, service: Service, notifier: Notifier, read_again: Callable[[], Configuration]
+) -> Configuration:
+    """The configuration that counts after SIGHUP; a file that cannot be used changes nothing."""
+    notifier.reloading()
+    try:
+        fresh = read_again()
+    except StratadError as error:
+        journal.report_block(render_error(error))
+        notifier.ready("the configuration cannot be used; the former one still counts")
+        return running
+    result = reloaded(running, fresh)
+    service.limited(_limits(result))
+    journal.inform("reload", settings=",".join(settings_that_differ(running, result)) or "none")
+    if later := settings_that_differ(result, fresh):
+        journal.warn("reload", "these settings count after a restart", settings=",".join(later))
+    _say_ready(service, notifier)
+    return result
 
 
 def _say_ready(service: Service, notifier: Notifier) -> None:

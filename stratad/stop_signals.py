@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT as an event that any thread can wait for.
+"""SIGTERM, SIGINT and SIGHUP as requests that any thread can wait for.
 
 Python runs its signal handlers on the main thread only, and that one may sit in a native call for minutes
 while a model loads. The C side of a handler runs at once, on whichever thread the kernel picks, and writes
@@ -11,22 +11,34 @@ from __future__ import annotations
 import signal
 import socket
 import threading
+from enum import Enum
 from types import TracebackType
 from typing import Any
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_RELOAD_SIGNALS = (signal.SIGHUP,)
 # No signal has this number.
 _CLOSE = 0
 
 
-class StopSignals:
-    """Collects stop signals from its entry to its exit, both on the main thread.
+class Request(Enum):
+    """What a signal asks for."""
 
-    The first signal asks for an orderly end, the second for an end without waiting for anybody.
+    STOP = "stop"
+    RELOAD = "reload"
+
+
+class StopSignals:
+    """Collects signals from its entry to its exit, both on the main thread.
+
+    The first stop signal asks for an orderly end, the second for an end without waiting for anybody. A reload
+    that is asked for while nobody waits is kept; several of them are one.
     """
 
     def __init__(self) -> None:
+        self._something = threading.Condition()
         self._requested = threading.Event()
+        self._is_reload_wanted = False
         self._is_urgent = threading.Event()
         self._reader, self._writer = socket.socketpair()
         # The handler must not block when nobody reads; a byte more or less does not matter then.
@@ -38,7 +50,7 @@ class StopSignals:
     def __enter__(self) -> StopSignals:
         self._thread.start()
         self._descriptor_before = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-        for number in _STOP_SIGNALS:
+        for number in (*_STOP_SIGNALS, *_RELOAD_SIGNALS):
             self._handlers_before[number] = signal.signal(number, _do_nothing)
             # System calls in progress, such as native reads of the model file, go on after the handler.
             signal.siginterrupt(number, False)
@@ -65,16 +77,25 @@ class StopSignals:
         """True once it was asked twice."""
         return self._is_urgent.is_set()
 
-    def wait(self) -> None:
-        """Returns when the daemon is asked to stop."""
-        self._requested.wait()
+    def wait(self) -> Request:
+        """The next thing that the daemon is asked for; to stop comes first."""
+        with self._something:
+            self._something.wait_for(lambda: self._requested.is_set() or self._is_reload_wanted)
+            if self._requested.is_set():
+                return Request.STOP
+            self._is_reload_wanted = False
+            return Request.RELOAD
 
     def _run(self) -> None:
         while (number := self._reader.recv(1)[0]) != _CLOSE:
-            if number in _STOP_SIGNALS:
-                if self._requested.is_set():
-                    self._is_urgent.set()
-                self._requested.set()
+            with self._something:
+                if number in _STOP_SIGNALS:
+                    if self._requested.is_set():
+                        self._is_urgent.set()
+                    self._requested.set()
+                elif number in _RELOAD_SIGNALS:
+                    self._is_reload_wanted = True
+                self._something.notify_all()
 
 
 def _do_nothing(number: int, frame: object) -> None:

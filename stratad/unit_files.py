@@ -25,6 +25,9 @@ PLAN_PATH = Path("/etc/stratad/plan.json")
 _PLACEMENT_NAME = "50-placement.conf"
 _RESERVATION_NAME = "50-stratad-reserve.conf"
 
+# Files of these kinds carry the owner's line; others (JSON) cannot, and have names nobody else uses.
+_OWNED_SUFFIXES = (".conf", ".service", ".slice")
+
 FileSet = Mapping[Path, str | None]
 
 
@@ -67,11 +70,11 @@ def changes(wanted: FileSet) -> tuple[Change, ...]:
     found = []
     for path, after in wanted.items():
         before = _text(path)
-        if before is not None and path.suffix == ".conf" and not before.startswith(OWNER_LINE):
+        if before is not None and path.suffix in _OWNED_SUFFIXES and not before.startswith(OWNER_LINE):
             raise UnitFileError(
                 tried=f"changing {path}",
                 because="it is there already, and stratactl did not write it",
-                remedy="move it away, or give it another name: systemd reads every file of that folder",
+                remedy="move it away, or give it another name if it is a drop-in",
             )
         if before != after:
             found.append(Change(path, before, after))

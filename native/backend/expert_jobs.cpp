@@ -33,6 +33,18 @@ uint32_t dealt(int total, int slice, int slice_count) noexcept {
   return static_cast<uint32_t>((total - slice + slice_count - 1) / slice_count);
 }
 
+// The hardware prefetchers follow a run of rows by themselves; what they cannot know is where the next run
+// begins.
+constexpr size_t kHeadBytes = 4096;
+constexpr size_t kCacheLineBytes = 64;
+// A run's last rows are when its successor's head is asked for: late enough to stay in the cache until then.
+constexpr int64_t kRowsAhead = 4;
+
+void prefetch_head(const char* address) noexcept {
+  for (size_t offset = 0; offset < kHeadBytes; offset += kCacheLineBytes)
+    __builtin_prefetch(address + offset);
+}
+
 // ggml's SWIGLU_OAI, term by term (ggml_compute_forward_swiglu_oai_f32 of the pinned source).
 float swiglu_oai(float gate, float up, float alpha, float limit) noexcept {
   const float x = std::min(gate, limit);
@@ -76,6 +88,7 @@ void ChainJob::prepare(const ExpertChain& chain, const Pool& pool) {
                                     kLongestHiddenRun);
     plans_[slice].embedding = tasks_of(embedding_rows, chain.down.row_bytes(), pool, slice,
                                        routing_.expert_count(), embedding_rows);
+    plans_[slice].workers = static_cast<uint32_t>(pool.workers_of(slice));
     plans_[slice].quantised_hidden = quantised + quantised_bytes * static_cast<size_t>(slice);
   }
   size_t runs = 0;
@@ -137,32 +150,48 @@ void ChainJob::quantise_input(int token) noexcept {
 
 // Tasks go expert by expert, so that neighbours in claim order are neighbours in memory.
 void ChainJob::gate_up(const SlicePlan& plan, uint32_t task) noexcept {
-  const int index = static_cast<int>(task / plan.hidden.count());
-  const RowRange rows = plan.hidden.task(task % plan.hidden.count());
-  const int32_t expert = routing_.expert(index);
+  const Run run = run_of(plan.hidden, task);
+  const Run next = run_of(plan.hidden, following(plan, plan.hidden, task));
   float gate[kLongestHiddenRun], up[kLongestHiddenRun];
-  for (int slot : routing_.slots(index)) {
+  for (int slot : routing_.slots(run.index)) {
     const char* input = quantised_input_ +
                         static_cast<size_t>(slot / routing_.used_count()) * chain_.gate.activation_row_bytes;
-    multiply_pair(expert, rows, input, gate, up);
-    activate(rows.count(), gate, up,
-             hidden_ + static_cast<size_t>(slot) * static_cast<size_t>(chain_.gate.row_count) + rows.begin);
+    multiply_pair(run, next, input, gate, up);
+    activate(
+        run.rows.count(), gate, up,
+        hidden_ + static_cast<size_t>(slot) * static_cast<size_t>(chain_.gate.row_count) + run.rows.begin);
   }
 }
 
+ChainJob::Run ChainJob::run_of(const RowTasks& tasks, uint32_t task) const noexcept {
+  const int index = static_cast<int>(task / tasks.count());
+  return {index, routing_.expert(index), tasks.task(task % tasks.count())};
+}
+
+// The task that the calling worker is most likely to claim next, as all workers take them in turn.
+uint32_t ChainJob::following(const SlicePlan& plan, const RowTasks& tasks, uint32_t task) const noexcept {
+  const uint32_t total = tasks.count() * static_cast<uint32_t>(routing_.expert_count());
+  return std::min(task + plan.workers, total - 1);
+}
+
 // Row by row in turn: two streams, which the memory system fetches ahead side by side.
-void ChainJob::multiply_pair(int32_t expert, RowRange rows, const char* input, float* gate,
+void ChainJob::multiply_pair(const Run& run, const Run& next, const char* input, float* gate,
                              float* up) const noexcept {
-  const char* gate_row = chain_.gate.address(expert, rows.begin);
-  const char* up_row = chain_.up.address(expert, rows.begin);
+  const RowRange rows = run.rows;
+  const char* gate_row = chain_.gate.address(run.expert, rows.begin);
+  const char* up_row = chain_.up.address(run.expert, rows.begin);
   for (int64_t index = 0; index < rows.count(); ++index) {
+    if (index + kRowsAhead == rows.count()) {
+      prefetch_head(chain_.gate.address(next.expert, next.rows.begin));
+      prefetch_head(chain_.up.address(next.expert, next.rows.begin));
+    }
     gate[index] = chain_.gate.row(gate_row, input);
     up[index] = chain_.up.row(up_row, input);
     gate_row += chain_.gate.row_bytes();
     up_row += chain_.up.row_bytes();
   }
-  chain_.gate.add_bias(expert, rows.begin, rows.end, gate);
-  chain_.up.add_bias(expert, rows.begin, rows.end, up);
+  chain_.gate.add_bias(run.expert, rows.begin, rows.end, gate);
+  chain_.up.add_bias(run.expert, rows.begin, rows.end, up);
 }
 
 void ChainJob::activate(int64_t count, const float* gate, const float* up, float* hidden) const noexcept {
@@ -175,16 +204,19 @@ void ChainJob::activate(int64_t count, const float* gate, const float* up, float
 }
 
 void ChainJob::down(const SlicePlan& plan, uint32_t task) noexcept {
-  const int index = static_cast<int>(task / plan.embedding.count());
-  const uint32_t run = task % plan.embedding.count();
-  const RowRange rows = plan.embedding.task(run);
-  for (int slot : routing_.slots(index))
-    chain_.down.rows(
-        routing_.expert(index), rows.begin, rows.end,
-        plan.quantised_hidden + static_cast<size_t>(slot) * chain_.down.activation_row_bytes,
-        partial_ + static_cast<size_t>(slot) * static_cast<size_t>(chain_.down.row_count) + rows.begin);
+  const Run run = run_of(plan.embedding, task);
+  const Run next = run_of(plan.embedding, following(plan, plan.embedding, task));
+  const int64_t head = std::max(run.rows.begin, run.rows.end - kRowsAhead);
+  for (int slot : routing_.slots(run.index)) {
+    const char* input = plan.quantised_hidden + static_cast<size_t>(slot) * chain_.down.activation_row_bytes;
+    float* output = partial_ + static_cast<size_t>(slot) * static_cast<size_t>(chain_.down.row_count);
+    chain_.down.rows(run.expert, run.rows.begin, head, input, output + run.rows.begin);
+    prefetch_head(chain_.down.address(next.expert, next.rows.begin));
+    chain_.down.rows(run.expert, head, run.rows.end, input, output + head);
+  }
   // Acquire-release: the last one sees what the others wrote into `partial_`.
-  if (plan.experts_left[run].fetch_sub(1, std::memory_order_acq_rel) == 1) sum(rows);
+  std::atomic<int>& experts_left = plan.experts_left[task % plan.embedding.count()];
+  if (experts_left.fetch_sub(1, std::memory_order_acq_rel) == 1) sum(run.rows);
 }
 
 // In the graph's order: weight each expert's row, then add them up from the first choice to the last.

@@ -47,13 +47,23 @@ class ChainJob final : public Job {
   enum Phase { kQuantiseInput, kGateUp, kQuantiseHidden, kDown, kPhases };
   struct SlicePlan {
     RowTasks hidden, embedding;
+    uint32_t workers = 1;
     char* quantised_hidden = nullptr;          // (slot) rows of down.activation_row_bytes
     std::atomic<int>* experts_left = nullptr;  // by run of embedding rows: experts not yet multiplied
   };
 
   void quantise_input(int token) noexcept;
   void gate_up(const SlicePlan& plan, uint32_t task) noexcept;
-  void multiply_pair(int32_t expert, RowRange rows, const char* input, float* gate, float* up) const noexcept;
+  // A task as what it is: a run of rows of one expert, `index` of those the batch uses.
+  struct Run {
+    int index = 0;
+    int32_t expert = 0;
+    RowRange rows;
+  };
+  Run run_of(const RowTasks& tasks, uint32_t task) const noexcept;
+  uint32_t following(const SlicePlan& plan, const RowTasks& tasks, uint32_t task) const noexcept;
+  void multiply_pair(const Run& run, const Run& next, const char* input, float* gate,
+                     float* up) const noexcept;
   void activate(int64_t count, const float* gate, const float* up, float* hidden) const noexcept;
   void down(const SlicePlan& plan, uint32_t task) noexcept;
   void sum(RowRange rows) noexcept;

@@ -107,7 +107,7 @@ def placement_files(plan: Plan) -> FileSet:
 def show_changes(planned: Sequence[Change]) -> None:
     """Prints the drop-ins' differences; of a plan document only that it changes."""
     for change in planned:
-        if change.path.suffix == ".conf":
+        if change.path.suffix != ".json":
             click.echo("\n".join(diff_lines(change)))
         else:
             verb = "removed" if change.after is None else "written" if change.before is None else "replaced"

@@ -290,6 +290,8 @@ def _virtual_environment(tree: Path, wheel: Path) -> None:
     (tree / "pyvenv.cfg").write_text(
         "home = /usr/bin\ninclude-system-site-packages = false\nversion = 3.11.2\n"
     )
+    shutil.copytree(ROOT / "packaging/systemd", packages / "stratad/systemd_units")
+    shutil.copy(ROOT / "etc/stratad.toml", packages / "stratad/systemd_units")
     shutil.copytree(ROOT / "etc/demo", tree / "share/stratad/demo", ignore=shutil.ignore_patterns("*.py"))
 
 

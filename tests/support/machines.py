@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from planner import Topology
+from planner import CpuModel, Topology
 from planner.cpulist import format_id_list
 from planner.discover import topology_of
 
@@ -56,6 +56,7 @@ class MachineShape:
     memory_max_bytes: int | None = None
     numa_balancing: int | None = 0
     transparent_huge_pages: str = "always [madvise] never"
+    cpu_model: CpuModel | None = None
 
 
 class MemoryTree:
@@ -186,6 +187,12 @@ def _kernel_files(shape: MachineShape) -> dict[str, str]:
     files = {"/sys/kernel/mm/transparent_hugepage/enabled": shape.transparent_huge_pages}
     if shape.numa_balancing is not None:
         files["/proc/sys/kernel/numa_balancing"] = str(shape.numa_balancing)
+    if shape.cpu_model is not None:
+        model = shape.cpu_model
+        files["/proc/cpuinfo"] = (
+            f"processor\t: 0\nvendor_id\t: {model.vendor}\ncpu family\t: {model.family}\n"
+            f"model\t\t: {model.model}\nmodel name\t: {model.name}\n"
+        )
     group = "/sys/fs/cgroup/stratad.slice"
     files["/proc/mounts"] = "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0"
     files["/proc/self/cgroup"] = "0::/stratad.slice"

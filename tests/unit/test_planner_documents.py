@@ -21,7 +21,6 @@ from planner import (
     plan_to_dict,
     plan_to_json,
 )
-from planner.cost import Arm, CostConstants, layer_synchronization_seconds, step_estimate
 from planner.quantity import format_bytes
 from tests.support.machines import GIB, GpuShape, MachineShape, even_nodes, machine_topology
 from tests.support.planning import planned, refused
@@ -153,53 +152,6 @@ def test_sizes_read_as_people_write_them() -> None:
         "1.0 KiB",
         "44.0 GiB",
     ]
-
-
-def arm(**changes: Any) -> Arm:
-    """Give seed 3413's placed split: two packages, eleven workers each, 1.4 GB a node and step."""
-    values: dict[str, Any] = {
-        "read_bytes": {0: {0: 1.4e9}, 1: {1: 1.4e9}},
-        "workers": {0: 11, 1: 11},
-        "package_of": {0: 0, 1: 1},
-        "nodes_in_package": {0: 1, 1: 1},
-        "is_sliced": True,
-        "layer_count": 48,
-        "has_gpu": True,
-    }
-    return Arm(**(values | changes))
-
-
-def test_the_model_ranks_seed_3413_as_measured() -> None:
-    """Measured relative to the placed split: one socket 1.10 to 1.14, unsliced and unplaced 1.19 and 1.37."""
-    constants = CostConstants()
-    everywhere = {0: 0.7e9, 1: 0.7e9}
-    placed = step_estimate(arm(), constants).step_seconds
-    unplaced = step_estimate(
-        arm(read_bytes={0: everywhere, 1: everywhere}, is_sliced=False), constants
-    ).step_seconds
-    one_socket = step_estimate(arm(read_bytes={0: {0: 2.8e9}}, workers={0: 11}), constants).step_seconds
-    assert placed < one_socket
-    assert placed < unplaced
-
-
-def test_unsliced_work_over_packages_costs_more_with_every_worker() -> None:
-    constants = CostConstants()
-    few = layer_synchronization_seconds(arm(workers={0: 2, 1: 2}, is_sliced=False), constants)
-    many = layer_synchronization_seconds(arm(workers={0: 11, 1: 11}, is_sliced=False), constants)
-    sliced = layer_synchronization_seconds(arm(), constants)
-    one_package = layer_synchronization_seconds(arm(workers={0: 22}, is_sliced=False), constants)
-    assert one_package < sliced < few < many
-
-
-def test_remote_bytes_are_bound_by_the_link() -> None:
-    slow_link = CostConstants(link_bandwidth=1e9)
-    local = step_estimate(arm(), slow_link).stream_seconds
-    crossed = step_estimate(arm(read_bytes={0: {1: 1.4e9}, 1: {0: 1.4e9}}), slow_link).stream_seconds
-    assert crossed > 1.4 > local
-
-
-def test_nothing_to_read_costs_no_synchronisation() -> None:
-    assert step_estimate(arm(read_bytes={}), CostConstants()).synchronization_seconds == 0
 
 
 def test_the_document_is_json() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import http.client
 import json
+import os
+import queue
 import subprocess
 import sys
 import threading
@@ -14,6 +16,8 @@ from typing import Any, BinaryIO
 
 _MOVE_PAGES = 279
 _PAGE_BYTES = 4096
+_PTRACE_ATTACH = 16
+_WALL = 0x40000000
 
 
 def run(command: list[str], text: str | None = None, limit_seconds: float = 120.0) -> dict[str, Any]:
@@ -98,6 +102,25 @@ def threads(process_id: int) -> list[dict[str, str]]:
     return found
 
 
+def freeze_thread(process_id: int, name: str) -> str:
+    """Stops one thread of a process for good, as a loop that never ends would; the others go on."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    tasks = Path(f"/proc/{process_id}/task").iterdir()
+    thread_id = next(int(task.name) for task in tasks if (task / "comm").read_text().strip() == name)
+    outcome: queue.Queue[str] = queue.Queue()
+
+    def hold() -> None:
+        # A tracer that ends lets its threads go, so this one stays.
+        failed = libc.ptrace(_PTRACE_ATTACH, thread_id, None, None) != 0
+        outcome.put(f"errno {ctypes.get_errno()}" if failed else "")
+        if not failed:
+            os.waitpid(thread_id, _WALL)
+            threading.Event().wait()
+
+    threading.Thread(target=hold, daemon=True).start()
+    return outcome.get(timeout=60)
+
+
 OPERATIONS = {
     "run": run,
     "write": write,
@@ -105,6 +128,7 @@ OPERATIONS = {
     "http": http_request,
     "page_nodes": page_nodes,
     "threads": threads,
+    "freeze_thread": freeze_thread,
 }
 
 

@@ -1,0 +1,55 @@
+"""One machine at a time, booted when the first scenario needs it and kept for those that follow on it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from tests.lab import image, layouts
+from tests.lab.machine import Machine, booted
+from tests.lab.serving import install, stop_and_forget
+
+_REPORTS = image.ROOT / "build" / "lab"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _only_one_lab() -> Iterator[None]:
+    try:
+        image.require_host()
+    except image.LabUnavailable as reason:
+        # A lab that cannot run has failed: nothing was proven.
+        pytest.exit(f"the lab cannot run: {reason}", returncode=1)
+    with image.lab_lock():
+        yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Keeps journal and console of the machine on which a scenario failed."""
+    report = yield
+    machine = getattr(item, "funcargs", {}).get("machine")
+    if call.when == "call" and report.failed and isinstance(machine, Machine):
+        _REPORTS.mkdir(parents=True, exist_ok=True)
+        name = re.sub(r"\W+", "-", item.nodeid.rpartition("::")[2])
+        log = machine.run("journalctl", "-b", "--no-pager", "-o", "short-monotonic").stdout
+        (_REPORTS / f"{name}.log").write_text(f"{log}\n--- console\n{machine.console}", encoding="utf-8")
+    return report
+
+
+@pytest.fixture(scope="module")
+def guest(request: pytest.FixtureRequest) -> Iterator[Machine]:
+    """The module's machine: its LAYOUT, with the unit files installed."""
+    layout = getattr(request.module, "LAYOUT", layouts.TWO)
+    disks = [make() for make in getattr(request.module, "DISKS", ())]
+    with booted(layout, kernel_options=getattr(request.module, "KERNEL_OPTIONS", ""), disks=disks) as machine:
+        install(machine)
+        yield machine
+
+
+@pytest.fixture
+def machine(guest: Machine) -> Iterator[Machine]:
+    """The module's machine with nothing applied; what a scenario changed of the service is taken back."""
+    yield guest
+    stop_and_forget(guest)

@@ -1,0 +1,245 @@
+"""What happens to a running service: killed, wedged, stopped, moved to other CPUs, refused its system calls."""
+
+from __future__ import annotations
+
+import json
+
+from tests.lab import layouts
+from tests.lab.machine import Answer, Machine
+from tests.lab.serving import (
+    GREEDY,
+    STRATACTL,
+    apply,
+    cgroup,
+    complete,
+    configure,
+    journal,
+    node_counts,
+    process_id,
+    reason_codes,
+    restart,
+    start,
+    state,
+    wait_for,
+    worker_cpus,
+)
+
+LAYOUT = layouts.TWO
+
+LONG = {**GREEDY, "max_tokens": 400, "stream": True, "ignore_eos": True}
+
+
+def drop_in(machine: Machine, unit: str, text: str) -> None:
+    """A drop-in until the next boot, as an operator would write it."""
+    machine.write(f"/run/systemd/system/{unit}.d/90-lab.conf", text)
+    machine.check("systemctl", "daemon-reload")
+
+
+def split(machine: Machine, *, placement: str = "", more: str = "") -> None:
+    configure(machine, placement=f'policy = "split"\n{placement}', more=more)
+    apply(machine)
+    start(machine)
+
+
+def restarts(machine: Machine) -> int:
+    return int(machine.check("systemctl", "show", "--value", "-p", "NRestarts", "stratad"))
+
+
+def is_serving(machine: Machine) -> bool:
+    answer = machine.http("GET", "/status")
+    return answer.status == 200 and answer.document["state"] in ("ready", "degraded")
+
+
+def test_a_killed_daemon_comes_back_with_the_same_placement(machine: Machine) -> None:
+    split(machine)
+    before, first = node_counts(machine), process_id(machine)
+    machine.check("kill", "-KILL", str(first))
+    wait_for(lambda: restarts(machine) == 1 and is_serving(machine), "a restart")
+    assert process_id(machine) != first
+    assert node_counts(machine) == before
+    assert worker_cpus(machine) == {1, 3}
+    assert complete(machine)
+
+
+def test_a_wedged_decode_loop_is_restarted_by_the_watchdog(machine: Machine) -> None:
+    drop_in(machine, "stratad.service", "[Service]\nWatchdogSec=10\n")
+    split(machine, more="[systemd]\nstall_seconds = 5.0\n")
+    first = process_id(machine)
+    assert machine.call("freeze_thread", process_id=first, name="decode") == ""
+    request = machine.start("http", method="POST", path="/v1/completions", body=GREEDY)
+    wait_for(lambda: restarts(machine) >= 1 and is_serving(machine), "a restart by the watchdog")
+    assert "watchdog" in machine.check("journalctl", "-u", "stratad", "--no-pager", "-n", "80").lower()
+    # The request that was in flight ended, with an error and not with silence.
+    assert Answer(**request.result(60)).status != 200
+    assert process_id(machine) != first
+    assert complete(machine)
+
+
+def test_sigterm_lets_a_running_stream_finish(machine: Machine) -> None:
+    split(machine)
+    request = machine.start("http", method="POST", path="/v1/completions", body=LONG)
+    wait_for(
+        lambda: machine.http("GET", "/status").document["decode"]["requests_running"] == 1,
+        "a running request",
+    )
+    machine.check("systemctl", "stop", "stratad")
+    answer = Answer(**request.result(120))
+    assert answer.status == 200
+    assert answer.text.rstrip().endswith("data: [DONE]"), answer.text[-300:]
+    assert machine.check("systemctl", "show", "--value", "-p", "Result", "stratad").strip() == "success"
+
+
+def test_a_reload_takes_settings_and_keeps_the_process(machine: Machine) -> None:
+    split(machine)
+    first = process_id(machine)
+    configure(
+        machine,
+        placement='policy = "split"\nlimit_ratio = 0.5',
+        more="[server]\nmax_queue = 7\n",
+    )
+    machine.check("systemctl", "reload", "stratad")
+    wait_for(lambda: "reload:" in journal(machine), "the reload")
+    said = journal(machine)
+    assert "settings=placement.limit_ratio" in said
+    assert "settings=server.max_queue" in said
+    assert process_id(machine) == first
+    assert machine.http("GET", "/placement").document["limit_ratio"] == 0.5
+    machine.write("/etc/stratad/stratad.toml", "nonsense")
+    machine.check("systemctl", "reload", "stratad")
+    wait_for(
+        lambda: "former one still counts" in machine.check("systemctl", "status", "stratad"), "the answer"
+    )
+    assert complete(machine)
+
+
+def test_threads_are_pinned_again_after_the_cpuset_changed_under_a_stream(machine: Machine) -> None:
+    split(machine)
+    assert worker_cpus(machine) == {1, 3}
+    request = machine.start("http", method="POST", path="/v1/completions", body=LONG)
+    # All that the kernel does to the threads is take their masks away.
+    machine.check("systemctl", "set-property", "--runtime", "stratad.service", "AllowedCPUs=0-3")
+    wait_for(lambda: worker_cpus(machine) == {1, 3}, "pinning after a wider cpuset")
+
+    machine.check("systemctl", "set-property", "--runtime", "stratad.service", "AllowedCPUs=0-2")
+    wait_for(lambda: "workers-displaced" in reason_codes(machine), "a complaint")
+    assert state(machine) == "degraded"
+    assert worker_cpus(machine) == {1}
+    answer = Answer(**request.result(240))
+    assert answer.status == 200
+    assert answer.text.rstrip().endswith("data: [DONE]"), answer.text[-300:]
+
+    machine.check("systemctl", "set-property", "--runtime", "stratad.service", "AllowedCPUs=0-3")
+    wait_for(lambda: worker_cpus(machine) == {1, 3} and state(machine) == "ready", "pinning on all CPUs")
+    assert "workers-displaced" not in reason_codes(machine)
+    assert complete(machine)
+
+
+def test_a_cpu_that_goes_offline_and_comes_back_keeps_its_worker(machine: Machine) -> None:
+    split(machine)
+    request = machine.start("http", method="POST", path="/v1/completions", body=LONG)
+    machine.shell("echo 0 > /sys/devices/system/cpu/cpu3/online")
+    try:
+        wait_for(lambda: "workers-displaced" in reason_codes(machine), "a complaint")
+        assert state(machine) == "degraded"
+    finally:
+        machine.shell("echo 1 > /sys/devices/system/cpu/cpu3/online")
+    wait_for(lambda: worker_cpus(machine) == {1, 3} and state(machine) == "ready", "pinning on the CPU again")
+    answer = Answer(**request.result(240))
+    assert answer.status == 200
+    assert answer.text.rstrip().endswith("data: [DONE]"), answer.text[-300:]
+
+
+def test_without_mbind_workers_are_pinned_and_the_service_is_up_and_degraded(machine: Machine) -> None:
+    drop_in(machine, "stratad.service", "[Service]\nSystemCallFilter=~mbind set_mempolicy\n")
+    configure(machine)
+    start(machine)
+    assert state(machine) == "degraded"
+    assert "placement-not-possible" in reason_codes(machine)
+    assert worker_cpus(machine)
+    assert complete(machine)
+
+
+def test_an_applied_split_without_mbind_is_planned_again_and_degraded(machine: Machine) -> None:
+    configure(machine)
+    apply(machine, "--policy", "split")
+    drop_in(machine, "stratad.service", "[Service]\nSystemCallFilter=~mbind set_mempolicy\n")
+    start(machine)
+    assert state(machine) == "degraded"
+    assert machine.http("GET", "/status").document["plan"]["policy"] != "split"
+    assert complete(machine)
+
+
+def test_a_slice_confined_to_one_node_gives_no_split_and_says_why(machine: Machine) -> None:
+    configure(machine)
+    apply(machine, "--policy", "split")
+    drop_in(machine, "stratad.slice", "[Slice]\nAllowedCPUs=0-1\nAllowedMemoryNodes=0\n")
+    start(machine)
+    document = machine.http("GET", "/status").document
+    assert document["plan"]["policy"] == "single-socket"
+    codes = {reason["code"] for reason in document["reasons"]}
+    assert {"one-node-cpuset", "cpuset-narrower-than-plan", "memory-nodes-narrower-than-plan"} <= codes
+    assert node_counts(machine).keys() == {0}
+    assert cgroup(machine, "cpuset.cpus.effective") == "0-1"
+    assert complete(machine)
+    # Planned again for the slice as it is, everything fits.
+    assert apply(machine)["plan"]["policy"] == "single-socket"
+    assert state(machine) == "ready"
+    assert not {code for code in reason_codes(machine) if "than-plan" in code}
+
+
+def test_numa_balancing_does_not_erode_a_placed_arena(machine: Machine) -> None:
+    machine.shell("echo 1 > /proc/sys/kernel/numa_balancing")
+    split(machine)
+    before = node_counts(machine)
+    # Both workers on node 0: half of every step's reads are remote, which is what draws pages over.
+    machine.check("systemctl", "set-property", "--runtime", "stratad.service", "AllowedCPUs=0-1")
+    for _ in range(3):
+        complete(machine)
+
+    # The kernel scans address spaces at its own pace; the proof is that it scanned and moved nothing.
+    def scanned() -> int:
+        text = machine.read("/proc/vmstat")
+        return int(
+            next(line.split()[1] for line in text.splitlines() if line.startswith("numa_pte_updates "))
+        )
+
+    begun = scanned()
+    complete(machine)
+    wait_for(lambda: bool(complete(machine)) and scanned() > begun, "a scan by the balancer")
+    assert node_counts(machine) == before
+
+
+def test_reserve_keeps_others_off_until_release_and_a_reboot_ends_it(machine: Machine) -> None:
+    configure(machine, placement='policy = "single-socket"\nworkers = 1')
+    apply(machine)
+    start(machine)
+    ours = set(cgroup(machine, "cpuset.cpus.effective").replace("-", ",").split(","))
+    listing = "find /etc /run/systemd/system | sort; cat /sys/fs/cgroup/system.slice/cgroup.subtree_control"
+    before = machine.shell(listing)
+    machine.check(STRATACTL, "reserve")
+    for unit in ("system.slice", "init.scope"):
+        others = machine.read(f"/sys/fs/cgroup/{unit}/cpuset.cpus.effective").strip()
+        assert not ours & set(others.replace("-", ",").split(",")), (unit, others)
+    assert worker_cpus(machine) or complete(machine)
+    machine.check(STRATACTL, "release")
+    assert machine.shell(listing) == before
+
+    machine.check(STRATACTL, "reserve")
+    machine.reboot()
+    machine.shell("mountpoint -q /opt/stratad || mount -o ro LABEL=labopt /opt/stratad")
+    assert "nothing to change" in machine.check(STRATACTL, "release")
+    assert machine.shell(
+        "cat /sys/fs/cgroup/system.slice/cpuset.cpus.effective 2>/dev/null || echo all"
+    ).strip() in (
+        "all",
+        "0-3",
+    )
+
+    machine.check(STRATACTL, "reserve", "--persistent")
+    machine.reboot()
+    machine.shell("mountpoint -q /opt/stratad || mount -o ro LABEL=labopt /opt/stratad")
+    others = machine.read("/sys/fs/cgroup/system.slice/cpuset.cpus.effective").strip()
+    assert not ours & set(others.replace("-", ",").split(","))
+    restart(machine)
+    assert json.loads(machine.check(STRATACTL, "release", "--json"))["changes"]
+    assert not machine.shell("find /etc/systemd /run/systemd -name '*stratad-reserve*'").strip()
