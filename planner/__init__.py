@@ -3,6 +3,7 @@
 Pure and standard library only; `planner.sysfs` alone opens files. See docs/ARCHITECTURE.md.
 """
 
+from planner.accelerators import with_gpu_affinity
 from planner.calibration import (
     BandwidthCell,
     Benchmark,
@@ -19,6 +20,7 @@ from planner.cost import CostConstants
 from planner.decide import make_plan
 from planner.discover import TopologyUnreadable, read_topology
 from planner.explain import (
+    explain_machine,
     explain_plan,
     explain_refusal,
     explain_topology,
@@ -105,6 +107,7 @@ __all__ = [
     "Worker",
     "WorkerLayout",
     "benchmark_from_json",
+    "explain_machine",
     "explain_plan",
     "explain_refusal",
     "explain_topology",
@@ -122,4 +125,5 @@ __all__ = [
     "topology_to_dict",
     "tuning_from_json",
     "unpinned_layout",
+    "with_gpu_affinity",
 ]

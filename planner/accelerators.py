@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
 from planner.cpulist import parse_id_list, parse_id_mask, parse_number
 from planner.sysfs import MachineFiles
-from planner.topology import Accelerator, Node
+from planner.topology import Accelerator, Node, Topology
 
 PCI_DIRECTORY = "/sys/bus/pci/devices"
 # Base class and subclass: 3D controller, other display controller, processing accelerator, co-processor.
@@ -91,6 +94,26 @@ def _node_of_local_cpus(tree: MachineFiles, address: str, nodes: tuple[Node, ...
     """Give the one node whose CPUs the device calls local, or None when they span nodes or are not stated."""
     listed = parse_id_list(tree.text(f"{PCI_DIRECTORY}/{address}/local_cpulist") or "")
     mask = tree.text(f"{PCI_DIRECTORY}/{address}/local_cpus")
-    local = set(listed or (parse_id_mask(mask) if mask else None) or ())
+    return _node_of_cpus(listed or (parse_id_mask(mask) if mask else None) or (), nodes)
+
+
+def _node_of_cpus(cpu_ids: Iterable[int], nodes: tuple[Node, ...]) -> int | None:
+    """Give the one node these CPUs belong to; None when they span nodes, or when there is only one to span."""
+    local = set(cpu_ids)
     touched = [node.node_id for node in nodes if local & set(node.cpu_ids)]
     return touched[0] if len(touched) == 1 and len([node for node in nodes if node.has_cpus]) > 1 else None
+
+
+def with_gpu_affinity(topology: Topology, affinity: Mapping[str, tuple[int, ...]]) -> Topology:
+    """Give the topology with nodes filled in from the vendor library's CPU affinity, by PCI address.
+
+    The kernel comes first: on one cloud machine the library knew nothing and sysfs was right; elsewhere sysfs
+    said -1 and the library knew (trap-cucascade-119). Affinity that spans nodes says nothing.
+    """
+    accelerators = tuple(
+        replace(gpu, node_id=_node_of_cpus(affinity.get(gpu.pci_address, ()), topology.nodes))
+        if gpu.node_id is None
+        else gpu
+        for gpu in topology.accelerators
+    )
+    return replace(topology, accelerators=accelerators)

@@ -127,12 +127,22 @@ def _most_local(
     margin = grounds.constants.needed_gain * (2 if facts.request.objective is Objective.BALANCED else 1)
     bold = split if split is not None else interleave
     if bold is None or bold is safe:
-        # Nothing else can be done, so nothing is compared.
-        return Choice(safe, (_most_local_reason(safe.draft), *_tie_reasons(facts, weighed, safe)))
+        reasons = (_most_local_reason(safe.draft), *_tie_reasons(facts, weighed, safe))
+        return Choice(safe, reasons, _uncompared_confidence(weighed, safe))
     if split is not None and single is None:
         # Nothing sliced and nothing confined competes: the split reads the same bytes locally.
-        return Choice(split, (_most_local_reason(split.draft),))
+        return Choice(split, (_most_local_reason(split.draft),), _uncompared_confidence(weighed, split))
     return _compared(facts, weighed, Contest(bold, safe, margin), grounds)
+
+
+def _uncompared_confidence(weighed: tuple[Weighed, ...], chosen: Weighed) -> Confidence:
+    """Give `likely` where rules alone chose, unless the model sees another feasible candidate ahead."""
+    others = (
+        gain
+        for item in weighed
+        if item.is_feasible and item is not chosen and (gain := _gain(item, chosen)) is not None
+    )
+    return Confidence.ESTIMATED if any(gain > 0 for gain in others) else Confidence.LIKELY
 
 
 def best_split(weighed: tuple[Weighed, ...], constants: CostConstants) -> Weighed | None:
@@ -295,8 +305,11 @@ def _prompt_at_gpu(draft: Draft) -> Reason:
 def single_node_machine(facts: Facts, effect: Effect) -> Reason:
     """Say that the hardware has one node, as a choice of `off` or a refusal of what needs several."""
     node_ids = tuple(budget.node_id for budget in facts.slice_budgets)
-    message = "the machine has one NUMA node, so there is nothing to choose"
-    return Reason("single-node-machine", effect, message, {"nodes": node_ids})
+    package_count = len(facts.topology.packages)
+    # NPS0 and the like: the firmware spreads pages over the sockets, and no policy can undo that.
+    shown = f" over {package_count} packages, whose memory the firmware joins" if package_count > 1 else ""
+    message = f"the machine has one NUMA node{shown}, so there is nothing to choose"
+    return Reason("single-node-machine", effect, message, {"nodes": node_ids, "packages": package_count})
 
 
 def one_node_cpuset(facts: Facts, effect: Effect) -> Reason:

@@ -144,6 +144,7 @@ def _candidate(item: Weighed, choice: Choice | None) -> Candidate:
     return Candidate(
         policy=draft.policy,
         node_ids=draft.node_ids,
+        slice_count=len(draft.arena_slices),
         worker_count=draft.worker_count,
         estimate=item.estimate,
         objection_codes=tuple(codes),

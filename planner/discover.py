@@ -96,14 +96,12 @@ def _cpus(processors: Processors, nodes: tuple[Node, ...], allowed: frozenset[in
             package_index=package_of[cpu_id],
             smt_index=smt_index,
             node_id=node_of.get(cpu_id),
-            core_id=processors.core_ids[cpu_id],
-            package_id=processors.package_ids[cpu_id],
             is_allowed=cpu_id in allowed,
         )
         for core_index, core in enumerate(processors.cores)
         for smt_index, cpu_id in enumerate(core)
     ]
-    return tuple(sorted(cpus))
+    return tuple(sorted(cpus, key=lambda cpu: cpu.cpu_id))
 
 
 def _read_nodes(

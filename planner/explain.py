@@ -20,7 +20,7 @@ def log_lines(plan: Plan) -> tuple[str, ...]:
     nodes = format_id_list(node for part in plan.layout.slices for node in part.node_ids)
     head = (
         f"plan: policy={plan.policy} nodes={nodes or 'unplaced'} workers={len(plan.layout.workers)} "
-        f"slices={len(plan.layout.slices)} fingerprint={plan.fingerprint}"
+        f"slices={len(plan.layout.slices)} confidence={plan.confidence} fingerprint={plan.fingerprint}"
     )
     return (head, *(reason_log_line(reason) for reason in plan.reasons))
 
@@ -80,8 +80,65 @@ def explain_topology(topology: Topology) -> str:
     return "\n".join(lines) + "\n"
 
 
+def explain_machine(topology: Topology) -> str:
+    """Give the machine in at most four lines: processors, nodes, GPUs, and what limits or tunes them."""
+    name = topology.cpu_model.name if topology.cpu_model else None
+    lines = [
+        f"machine   {count_of(len(topology.packages), 'package')}, {count_of(len(topology.cores), 'core')}, "
+        f"{count_of(len(topology.cpus), 'CPU')}"
+        + (f", {' '.join(name.split())}" if name else "")
+        + (f", {topology.virtualization}" if topology.virtualization else ""),
+        f"nodes     {'; '.join(_node_kinds(topology))}",
+    ]
+    if topology.accelerators:
+        homes = [
+            f"{gpu.pci_address} " + ("node unknown" if gpu.node_id is None else f"node {gpu.node_id}")
+            for gpu in topology.accelerators
+        ]
+        more = f" and {len(homes) - 4} more" if len(homes) > 4 else ""
+        lines.append(f"GPU       {', '.join(homes[:4])}{more}")
+    settings = _settings(topology)
+    if settings:
+        lines.append(f"limits    {', '.join(settings)}")
+    return "\n".join(lines) + "\n"
+
+
+def _node_kinds(topology: Topology) -> list[str]:
+    """Give one phrase for all nodes that are alike in cores and memory."""
+    core_counts = {node.node_id: 0 for node in topology.nodes}
+    node_of = {cpu.cpu_id: cpu.node_id for cpu in topology.cpus}
+    for core in topology.cores:
+        home = node_of[core[0]]
+        if home is not None:
+            core_counts[home] += 1
+    kinds: dict[str, list[int]] = {}
+    for node in topology.nodes:
+        total, free = node.memory_total_bytes, node.available_bytes
+        memory = "memory unknown" if total is None else format_bytes(total) if total else "no memory"
+        available = f" ({format_bytes(free)} available)" if free is not None and total else ""
+        barred = ", barred by the cpuset" if not node.is_allowed else ""
+        phrase = f"{count_of(core_counts[node.node_id], 'core')} and {memory}{available}{barred}"
+        kinds.setdefault(phrase, []).append(node.node_id)
+    return [
+        f"{format_id_list(ids)}: {phrase}{' each' if len(ids) > 1 else ''}" for phrase, ids in kinds.items()
+    ]
+
+
+def _settings(topology: Topology) -> list[str]:
+    found = []
+    if len(topology.usable_cpu_ids) < len(topology.cpus):
+        found.append(f"usable CPUs {format_id_list(topology.usable_cpu_ids)}")
+    if topology.limits.memory_limit_bytes is not None:
+        found.append(f"memory {format_bytes(topology.limits.memory_limit_bytes)} by the cgroup")
+    if topology.numa_balancing is not None and len(topology.nodes) > 1:
+        found.append(f"NUMA balancing {'on' if topology.numa_balancing else 'off'}")
+    if topology.iommu is not None and topology.accelerators:
+        found.append(f"IOMMU {topology.iommu}")
+    return found
+
+
 def _decision(plan: Plan) -> list[str]:
-    lines = [f"policy    {plan.policy}  (fingerprint {plan.fingerprint})"]
+    lines = [f"policy    {plan.policy}  ({plan.confidence}; fingerprint {plan.fingerprint})"]
     for index, part in enumerate(plan.arena_slices):
         cpus = format_id_list(
             worker.cpu_id
@@ -122,9 +179,10 @@ def _rejections(plan: Plan) -> list[str]:
         if not candidate.is_chosen and not candidate.objection_codes and candidate.estimate is not None
     )
     lines += [
-        f"not       {candidate.policy} on {node_phrase(candidate.node_ids)}: "
+        f"not       {candidate.policy} on {node_phrase(candidate.node_ids)}"
+        f"{f' in {candidate.slice_count} slices' if candidate.slice_count > 1 else ''}: "
         f"{_milliseconds(candidate)}{_and_more(more)}"
-        for candidate, more in _first_of_each(weighed, lambda candidate: candidate.policy)
+        for candidate, more in _first_of_each(weighed, lambda item: (item.policy, item.slice_count))
     ]
     return lines
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from planner.quantity import GIB
 from planner.request import PlanRequest
@@ -45,7 +45,8 @@ class Facts:
 
     `budgets` are the nodes whose memory may be used, sorted; nodes without CPUs (GPU memory, persistent
     memory, high-bandwidth memory) are not among them. `groups` are node ids that share a package: a socket,
-    in most machines. `gpu_homes` pairs every accelerator with its node. `hardware_node_count` counts nodes
+    in most machines. `gpu_homes` pairs every accelerator with its node. `home_of_cpu` has each
+    core's first CPU, where workers are pinned. `hardware_node_count` counts nodes
     with CPUs and memory whether or not the cpuset allows them.
     """
 
@@ -58,6 +59,7 @@ class Facts:
     gpu_node_ids: tuple[int, ...]
     unknown_gpu_count: int
     gpu_homes: tuple[tuple[Accelerator, int | None], ...] = ()
+    home_of_cpu: Mapping[int, int | None] = field(default_factory=dict)
 
     @property
     def has_gpu(self) -> bool:
@@ -83,12 +85,15 @@ def gather_facts(topology: Topology, request: PlanRequest) -> Facts:
     cores = _usable_cores(topology, node_ids)
     groups = _package_groups(topology, node_ids)
     owners = packages_by_node(topology)
+    cores_of: dict[int | None, list[UsableCore]] = {}
+    for core in cores:
+        cores_of.setdefault(core.home_node_id, []).append(core)
     group_of = {node_id: index for index, group in enumerate(groups) for node_id in group}
     budgets = tuple(
         NodeBudget(
             node_id=node.node_id,
             group_index=group_of[node.node_id],
-            cores=tuple(core for core in cores if core.home_node_id == node.node_id),
+            cores=tuple(cores_of.get(node.node_id, ())),
             free_bytes=node.free_bytes,
             available_bytes=node.available_bytes,
             headroom_bytes=node_headroom_bytes(node.memory_total_bytes),
@@ -104,6 +109,7 @@ def gather_facts(topology: Topology, request: PlanRequest) -> Facts:
         hardware_node_count=sum(node.node_id in owners and node.has_memory for node in topology.nodes),
         gpu_node_ids=_gpu_node_ids(topology, request),
         unknown_gpu_count=_unknown_gpu_count(topology, request),
+        home_of_cpu={core.cpu_ids[0]: core.home_node_id for core in cores},
         gpu_homes=tuple((gpu, _gpu_home(topology, gpu.node_id)) for gpu in topology.accelerators),
     )
 

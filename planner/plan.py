@@ -96,10 +96,14 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One policy on one set of nodes that was weighed, with the codes of what spoke against it."""
+    """One policy on one set of nodes that was weighed, with the codes of what spoke against it.
+
+    A split over the same nodes may have a slice for each of them or for each package.
+    """
 
     policy: Policy
     node_ids: tuple[int, ...]
+    slice_count: int
     worker_count: int
     estimate: Estimate | None
     objection_codes: tuple[str, ...]

@@ -90,6 +90,7 @@ def candidate_to_dict(candidate: Candidate) -> dict[str, object]:
     return {
         "policy": candidate.policy.value,
         "node_ids": list(candidate.node_ids),
+        "slice_count": candidate.slice_count,
         "worker_count": candidate.worker_count,
         "is_chosen": candidate.is_chosen,
         "objection_codes": list(candidate.objection_codes),
@@ -213,6 +214,7 @@ def _candidate(reader: _Reader) -> Candidate:
     return Candidate(
         policy=reader.word("policy", Policy),
         node_ids=reader.ids("node_ids"),
+        slice_count=reader.integer("slice_count"),
         worker_count=reader.integer("worker_count"),
         estimate=reader.optional("estimate", lambda name: _estimate(reader.child(name))),
         objection_codes=reader.words("objection_codes"),

@@ -27,14 +27,12 @@ class ProcessorRecord:
 
 @dataclass(frozen=True, slots=True)
 class Processors:
-    """Online CPUs grouped, with the kernel's own (not unique) numbers beside."""
+    """Online CPUs grouped, with what is common to all of them."""
 
     online_cpu_ids: tuple[int, ...]
     offline_cpu_ids: tuple[int, ...]
     cores: tuple[tuple[int, ...], ...]
     packages: tuple[tuple[int, ...], ...]
-    core_ids: Mapping[int, int | None]
-    package_ids: Mapping[int, int | None]
     is_virtual: bool
     cpu_model: CpuModel | None
     last_level_caches: tuple[LastLevelCache, ...]
@@ -50,26 +48,28 @@ def read_processors(tree: MachineFiles, allowed_cpu_ids: tuple[int, ...] | None)
     cpuinfo = tree.text("/proc/cpuinfo") or ""
     records = _cpuinfo_records(cpuinfo)
     online = _online_cpu_ids(tree, records) or allowed_cpu_ids or ()
-    package_ids = {cpu_id: _package_id(tree, cpu_id, records) for cpu_id in online}
-    core_ids = {cpu_id: _core_id(tree, cpu_id, records) for cpu_id in online}
-    packages = _groups(online, _cpu_sets(tree, online, PACKAGE_SET_NAMES), package_ids)
+    package_sets = _cpu_sets(tree, online, PACKAGE_SET_NAMES)
+    packages = _groups(
+        online,
+        package_sets,
+        {cpu_id: _package_id(tree, cpu_id, records) for cpu_id in _without_set(package_sets)},
+    )
     package_index = {cpu_id: index for index, package in enumerate(packages) for cpu_id in package}
-    core_keys = {
-        cpu_id: _core_key(tree, cpu_id, package_index[cpu_id], core_ids[cpu_id]) for cpu_id in online
-    }
     core_sets = {
         cpu_id: None
         if cpus is None
         else tuple(c for c in cpus if package_index.get(c) == package_index[cpu_id])
         for cpu_id, cpus in _cpu_sets(tree, online, CORE_SET_NAMES).items()
     }
+    core_keys = {
+        cpu_id: _core_key(tree, cpu_id, package_index[cpu_id], _core_id(tree, cpu_id, records))
+        for cpu_id in _without_set(core_sets)
+    }
     return Processors(
         online_cpu_ids=online,
         offline_cpu_ids=_offline_cpu_ids(tree, frozenset(online)),
         cores=_groups(online, core_sets, core_keys),
         packages=packages,
-        core_ids=core_ids,
-        package_ids=package_ids,
         is_virtual=bool(re.search(r"^(?:flags|Features)\s*:.*\bhypervisor\b", cpuinfo, re.MULTILINE)),
         cpu_model=_cpu_model(cpuinfo),
         last_level_caches=_last_level_caches(tree, online),
@@ -102,7 +102,7 @@ def _cpu_sets(
         known = sets.get(cpu_id)
         if known is not None:
             continue
-        members = _first_set(tree, f"{CPU_DIRECTORY}/cpu{cpu_id}/topology", names)
+        members, names = _first_set(tree, f"{CPU_DIRECTORY}/cpu{cpu_id}/topology", names)
         sets[cpu_id] = members
         # One read serves the whole group: on 1024 CPUs the siblings' files say the same a thousand times.
         if members is not None and cpu_id in members:
@@ -110,16 +110,15 @@ def _cpu_sets(
     return {cpu_id: sets[cpu_id] for cpu_id in cpu_ids}
 
 
-def _first_set(tree: MachineFiles, directory: str, names: tuple[str, ...]) -> tuple[int, ...] | None:
+def _first_set(
+    tree: MachineFiles, directory: str, names: tuple[str, ...]
+) -> tuple[tuple[int, ...] | None, tuple[str, ...]]:
+    """Give the first set that a name yields, and the names with that one first: the next CPU has it too."""
     for name in names:
-        listed = _id_list(tree, f"{directory}/{name}_list")
-        if listed:
-            return listed
-        text = tree.text(f"{directory}/{name}")
-        masked = None if text is None else parse_id_mask(text)
-        if masked:
-            return masked
-    return None
+        found = _id_list(tree, f"{directory}/{name}_list") or _mask(tree, f"{directory}/{name}")
+        if found:
+            return found, (name, *(other for other in names if other != name))
+    return None, names
 
 
 def _groups(
@@ -127,15 +126,15 @@ def _groups(
     sets: Mapping[int, tuple[int, ...] | None],
     keys: Mapping[int, Hashable | None],
 ) -> tuple[tuple[int, ...], ...]:
-    """Partition CPUs by their sibling sets, and by key where a CPU has no set.
+    """Partition CPUs by their sibling sets, and by key where a CPU has no set (`keys` holds only those).
 
     Every CPU lands in exactly one group even when damaged files contradict each other: the smaller id
     decides.
     """
     remaining = dict.fromkeys(cpu_ids)
     by_key: dict[Hashable, list[int]] = {}
-    for cpu_id in cpu_ids:
-        by_key.setdefault(keys[cpu_id], []).append(cpu_id)
+    for cpu_id, key in keys.items():
+        by_key.setdefault(key, []).append(cpu_id)
     groups: list[tuple[int, ...]] = []
     for cpu_id in cpu_ids:
         if cpu_id not in remaining:
@@ -149,6 +148,11 @@ def _groups(
             del remaining[member]
         groups.append(group)
     return tuple(groups)
+
+
+def _without_set(sets: Mapping[int, tuple[int, ...] | None]) -> tuple[int, ...]:
+    """Give the CPUs whose numbers must serve instead: a thousand CPUs with sets need not be asked for them."""
+    return tuple(cpu_id for cpu_id, members in sets.items() if members is None)
 
 
 def _core_key(tree: MachineFiles, cpu_id: int, package_index: int, core_id: int | None) -> Hashable:

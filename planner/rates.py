@@ -85,7 +85,11 @@ def _measured(rates: MachineRates, facts: Facts, benchmark: Benchmark) -> Machin
     nodes_of_package = max(map(len, facts.groups), default=1)
     # The median, so that one odd cell (27.9 among 94 GB/s, pub-ik-201-mlc) decides nothing.
     link = median(crossing) * nodes_of_package if crossing else rates.link_bandwidth
-    core_rate = benchmark.core_rate or rates.core_rate
+    sweep = _rising(benchmark.worker_sweep)
+    # A sweep measures local reads only. Remote ones must profit from the same cores, or a benchmark of one
+    # socket would speak for one socket (FreeToken #18: +30 % in isolation, -28 % when serving).
+    per_worker = max((point.bytes_per_second / point.worker_count for point in sweep), default=None)
+    core_rate = benchmark.core_rate or per_worker or rates.core_rate
     return replace(
         rates,
         node_bandwidth=local,
@@ -94,7 +98,7 @@ def _measured(rates: MachineRates, facts: Facts, benchmark: Benchmark) -> Machin
         uncertainty=MEASURED_UNCERTAINTY if benchmark.is_complete else rates.uncertainty,
         basis="measured by stratactl bench" if benchmark.is_complete else f"partly measured, {rates.basis}",
         is_measured=benchmark.is_complete,
-        sweep=_rising(benchmark.worker_sweep),
+        sweep=sweep,
     )
 
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 class Cpu:
     """One online logical CPU.
 
-    `core_index` and `package_index` count in `Topology.cores` and `Topology.packages`; `core_id` and
-    `package_id` are the kernel's numbers, which repeat across packages and dies and may be None. `smt_index`
-    is the CPU's place among the siblings of its core, 0 for the lowest id.
+    `core_index` and `package_index` count in `Topology.cores` and `Topology.packages`: the kernel's own
+    numbers repeat across packages and dies. `smt_index` is the CPU's place among the siblings of its core, 0
+    for the lowest id.
     """
 
     cpu_id: int
@@ -21,8 +21,6 @@ class Cpu:
     package_index: int
     smt_index: int
     node_id: int | None
-    core_id: int | None
-    package_id: int | None
     is_allowed: bool
 
 

@@ -89,11 +89,10 @@ def workers_by_node(facts: Facts, draft: Draft, slice_index: int | None = None) 
 
     Cores without a home count at the first node.
     """
-    home_of = {core.cpu_ids[0]: core.home_node_id for core in facts.cores}
     counts: dict[int, int] = {}
     for worker in draft.layout.workers if draft.layout else ():
         if slice_index in (None, worker.slice_index):
-            home = home_of.get(worker.cpu_id) if worker.cpu_id is not None else None
+            home = facts.home_of_cpu.get(worker.cpu_id) if worker.cpu_id is not None else None
             node_id = facts.budgets[0].node_id if home is None else home
             counts[node_id] = counts.get(node_id, 0) + 1
     return counts

@@ -301,7 +301,7 @@ def _load(
 ) -> _native.Model:
     lock = configuration.placement.lock_memory
     place = _native.PlaceOptions(
-        huge_pages=plan.transparent_huge_pages,
+        allow_huge_pages=plan.transparent_huge_pages,
         lock=_native.LockMode.NEVER if lock is False else _native.LockMode.TRY,
         limit_ratio=configuration.placement.limit_ratio,
     )

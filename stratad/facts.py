@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from planner import (
     ArenaSpec,
+    Benchmark,
+    Calibration,
+    CalibrationError,
     Objective,
     PlanRefused,
     PlanRequest,
     Policy,
     Topology,
     TopologyUnreadable,
+    Tuning,
+    benchmark_from_json,
     parse_policy,
     read_topology,
+    tuning_from_json,
+    with_gpu_affinity,
 )
 from stratad.errors import PlanRefusedError, StratadError
 from stratad.model import ModelFacts
@@ -23,6 +31,9 @@ from stratad.model import ModelFacts
 if TYPE_CHECKING:
     # pydantic takes its time, and `stratactl plan` often needs no configuration.
     from stratad.config import Configuration
+
+LIVE_ROOT = Path("/")
+Recorded = TypeVar("Recorded", Benchmark, Tuning)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +71,13 @@ def configured_options(
 
 
 def machine_facts(root: Path = Path("/")) -> Topology:
-    """Give the topology of the machine under `root`.
+    """Give the topology of the machine under `root`, a directory or an archive of `stratactl capture`.
 
     Raises:
         StratadError: When the root shows no machine at all.
     """
     try:
-        return read_topology(root)
+        return _archived(root) if root.is_file() else _with_library_affinity(read_topology(root), root)
     except TopologyUnreadable as error:
         raise StratadError(
             tried=f"reading the machine under {root}",
@@ -75,6 +86,69 @@ def machine_facts(root: Path = Path("/")) -> Topology:
             remedy="give the directory that holds sys/ and proc/ of a captured machine, or leave --root out",
             summary="the machine cannot be read",
         ) from error
+
+
+def _archived(path: Path) -> Topology:
+    # tarfile is needed for archives only, and a plan must start at once.
+    from planner.discover import topology_of
+    from stratad.machine_archive import read_archive
+
+    return topology_of(read_archive(path), str(path))
+
+
+def _with_library_affinity(topology: Topology, root: Path) -> Topology:
+    """Fill in the nodes of GPUs whose firmware says nothing, on the live machine with several nodes only."""
+    is_asked = root == LIVE_ROOT and len(topology.nodes) > 1
+    if not is_asked or all(gpu.node_id is not None for gpu in topology.accelerators):
+        return topology
+    # ctypes and the driver's library cost more than the rest of a plan.
+    from stratad.gpu_affinity import gpu_affinity
+
+    return with_gpu_affinity(topology, gpu_affinity())
+
+
+def machine_calibration(
+    state_directory: Path | None, benchmark: Path | None = None, tuning: Path | None = None
+) -> Calibration:
+    """Give what was measured on this machine: bench.json and tune.json of the state directory, if they are there.
+
+    Args:
+        state_directory: Where `stratactl bench` and `tune` leave their results; None for a captured machine.
+        benchmark: Another file to read instead of bench.json; it must exist.
+        tuning: Another file to read instead of tune.json; it must exist.
+
+    Raises:
+        StratadError: When a named file is missing, or a file is damaged.
+    """
+    return Calibration(
+        benchmark=_recorded(benchmark, state_directory, "bench.json", benchmark_from_json),
+        tuning=_recorded(tuning, state_directory, "tune.json", tuning_from_json),
+    )
+
+
+def _recorded(
+    named: Path | None, directory: Path | None, name: str, parse: Callable[[str], Recorded]
+) -> Recorded | None:
+    path = named if named is not None or directory is None else directory / name
+    if path is None:
+        return None
+    try:
+        return parse(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        if named is None:
+            return None
+        because = "the file does not exist"
+    except CalibrationError as error:
+        because = str(error)
+    except (OSError, UnicodeDecodeError) as error:
+        because = str(error)
+    raise StratadError(
+        tried=f"reading the measurements in {path}",
+        because=because,
+        values={"path": path},
+        remedy="remove the file, or measure again with `stratactl bench` or `stratactl tune`",
+        summary="recorded measurements cannot be used",
+    )
 
 
 def plan_request(model: ModelFacts | None, options: PlanOptions) -> PlanRequest:

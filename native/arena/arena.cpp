@@ -178,8 +178,10 @@ std::unique_ptr<Arena> Arena::place(ArenaReservation reservation, std::shared_pt
                                     const PlaceOptions& options, const Progress& progress) {
   std::unique_ptr<Arena> arena(new Arena(std::move(reservation), std::move(pool)));
   // A huge page cannot be cut: with several slices in one matrix it would put the neighbour's rows here, too.
-  const bool huge = options.huge_pages && arena->extents_.size() == 1;
-  madvise(arena->bytes().data(), arena->bytes().size(), huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+  // And they are never asked for: on fragmented memory the kernel then compacts at every fault, which made
+  // loading up to ten times slower and decode no faster (docs/BENCHMARKS.md).
+  if (!options.allow_huge_pages || arena->extents_.size() > 1)
+    madvise(arena->bytes().data(), arena->bytes().size(), MADV_NOHUGEPAGE);
   arena->touch(progress);
   arena->protect();
   arena->verify();

@@ -65,7 +65,9 @@ class ArenaReservation {
 enum class LockMode { kNever, kTry };
 
 struct PlaceOptions {
-  bool huge_pages = false;  // ask for transparent huge pages; only where one slice owns the whole arena
+  // Whether the kernel may use transparent huge pages as it is set up to; only where one slice owns all of
+  // it.
+  bool allow_huge_pages = false;
   LockMode lock = LockMode::kTry;
   double limit_ratio = 0.95;  // below this local ratio nothing is locked: locked pages cannot be repaired
 };

@@ -77,7 +77,7 @@ def wanted_files(destdir: Path, command: Path | None) -> FileSet:
 def unit_sources() -> Path:
     """The folder with the unit files: in the installed package, or in the checkout that this module runs from."""
     package = Path(__file__).resolve().parents[1]
-    places = (package / "systemd_units", package.parent / "packaging" / "systemd")
+    places = (package / "share" / "systemd", package.parent / "packaging" / "systemd")
     for place in places:
         if (place / "stratad.service").is_file():
             return place

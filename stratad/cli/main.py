@@ -27,6 +27,10 @@ COMMANDS: Mapping[str, CommandEntry] = {
         "stratad.cli.topology", "topology", "Show the machine: nodes, CPUs, memory, GPUs."
     ),
     "plan": CommandEntry("stratad.cli.plan", "plan", "Plan placement for a model, and say why."),
+    "explain": CommandEntry("stratad.cli.explain", "explain", "Tell what a reason means and what to do."),
+    "capture": CommandEntry(
+        "stratad.cli.capture", "capture", "Write this machine down as one small archive."
+    ),
     "apply": CommandEntry("stratad.cli.apply", "apply", "Write the plan into the service's drop-in."),
     "revert": CommandEntry("stratad.cli.revert", "revert", "Take back what apply wrote."),
     "reserve": CommandEntry("stratad.cli.reserve", "reserve", "Keep other services off the plan's CPUs."),
@@ -95,15 +99,15 @@ def run(arguments: Sequence[str]) -> int:
         return 130
     # The one place where everything must end in a message.
     except Exception as error:
-        return _report(error, is_debug="--debug" in arguments)
+        return _report(error, arguments)
 
 
-def _report(error: Exception, is_debug: bool) -> int:
+def _report(error: Exception, arguments: Sequence[str]) -> int:
     # Imported late: a command line that works needs neither.
-    from stratad.cli.output import print_error
+    from stratad.cli.output import error_document, print_error, print_json
     from stratad.errors import StratadError
 
-    if is_debug:
+    if "--debug" in arguments:
         import traceback
 
         click.echo("".join(traceback.format_exception(error)), err=True, nl=False)
@@ -114,7 +118,11 @@ def _report(error: Exception, is_debug: bool) -> int:
             remedy="run it again as `stratactl --debug ...` and report what it shows",
             summary="stratactl met a fault it did not expect",
         )
-    print_error(error)
+    if "--json" in arguments:
+        # Who asked for a document gets one, whatever happened.
+        print_json(error_document(error))
+    else:
+        print_error(error)
     return error.exit_status
 
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import sys
+import textwrap
 from collections.abc import Mapping
 
 import click
@@ -13,6 +17,42 @@ from stratad.errors import StratadError, render_error
 def print_json(document: Mapping[str, object]) -> None:
     """Write one JSON document to standard output, keys in the order given, readable by people too."""
     click.echo(json.dumps(document, indent=2))
+
+
+# Reports have a label in the first ten columns and the text behind it.
+LABEL_COLUMNS = 10
+NARROWEST_COLUMNS = 40
+_LABEL_COLOURS = {"policy": "green", "warning": "yellow", "refused": "red", "not": "bright_black"}
+
+
+def print_report(text: str) -> None:
+    """Write a report of labelled lines: wrapped and coloured on a terminal, as it is into a pipe or file.
+
+    Colour is left out when NO_COLOR is set or the terminal is dumb.
+    """
+    if not sys.stdout.isatty():
+        click.echo(text, nl=False)
+        return
+    has_colour = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    click.echo(
+        terminal_report(text, shutil.get_terminal_size().columns, has_colour), nl=False, color=has_colour
+    )
+
+
+def terminal_report(text: str, column_count: int, has_colour: bool) -> str:
+    """Give a report for a terminal of so many columns; text stays in its own columns when a line is wrapped."""
+    width = max(NARROWEST_COLUMNS, column_count)
+    lines = []
+    for line in text.splitlines():
+        label, rest = line[:LABEL_COLUMNS], line[LABEL_COLUMNS:]
+        wrapped = textwrap.wrap(
+            rest, width - LABEL_COLUMNS, break_on_hyphens=False, break_long_words=False
+        ) or [""]
+        colour = _LABEL_COLOURS.get(label.strip()) if has_colour else None
+        shown = click.style(label, fg=colour) if colour else label
+        lines.append((shown + wrapped[0]).rstrip())
+        lines += [" " * LABEL_COLUMNS + part for part in wrapped[1:]]
+    return "\n".join(lines) + "\n"
 
 
 def print_error(error: StratadError) -> None:

@@ -11,6 +11,7 @@ _UNIT_BYTES = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
 _DECIMAL_UNIT_BYTES = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*([a-z]*)", re.IGNORECASE)
 LARGEST_SIZE_BYTES = 1 << 60
+LIVE_ROOT = Path("/")
 
 
 def byte_size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
@@ -43,7 +44,7 @@ def root_option(command: click.decorators.FC) -> click.decorators.FC:
     """Add `--root` to a command; its function takes `root`."""
     return click.option(
         "--root",
-        type=click.Path(path_type=Path, exists=True, file_okay=False),
-        default=Path("/"),
-        help="Read the machine from this directory (a captured sys/ and proc/) instead of the live one.",
+        type=click.Path(path_type=Path, exists=True),
+        default=LIVE_ROOT,
+        help="Read the machine from a directory with sys/ and proc/, or from an archive of `stratactl capture`.",
     )(command)

@@ -8,28 +8,30 @@ from pathlib import Path
 import click
 
 from planner import (
+    Calibration,
     Objective,
     Plan,
     PlanRefused,
     PlanRequest,
     Policy,
     Topology,
+    explain_machine,
     explain_plan,
-    explain_topology,
     make_plan,
     parse_policy,
     plan_to_dict,
     reason_to_dict,
 )
 from planner.quantity import format_bytes
-from stratad.cli.output import json_option, print_json
+from stratad.cli.output import json_option, print_json, print_report
 from stratad.cli.parameters import byte_size, root_option
 from stratad.errors import ConfigurationError, one_line
-from stratad.facts import PlanOptions, machine_facts, plan_request, refusal_error
+from stratad.facts import PlanOptions, machine_calibration, machine_facts, plan_request, refusal_error
 from stratad.model import ModelFacts, read_model_facts
 
 DEFAULT_CONFIGURATION = Path("/etc/stratad/stratad.toml")
 LIVE_ROOT = Path("/")
+STATE_DIRECTORY = Path("/var/lib/stratad")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,8 @@ class Wishes:
     workers: int | None
     cpu_share: float
     config: Path | None
+    bench: Path | None = None
+    tune: Path | None = None
 
 
 @click.command()
@@ -71,6 +75,10 @@ class Wishes:
     type=click.Path(path_type=Path),
     help=f"Configuration; {DEFAULT_CONFIGURATION} if it is there.",
 )
+@click.option(
+    "--bench", type=click.Path(path_type=Path), help="Measurements of `stratactl bench` to plan with."
+)
+@click.option("--tune", type=click.Path(path_type=Path), help="Results of `stratactl tune` to plan with.")
 @json_option
 def plan(
     *,
@@ -82,19 +90,21 @@ def plan(
     workers: int | None,
     cpu_share: float,
     config: Path | None,
+    bench: Path | None,
+    tune: Path | None,
     as_json: bool,
 ) -> int:
     """Plan where a model's experts lie and which cores read them.
 
     Options given here win over the configuration. Exit status 3 means that no policy suits; the reasons are
-    shown.
+    shown. Measurements of this machine are used when they are there; --bench and --tune name others.
     """
-    wishes = Wishes(root, model, arena_bytes, policy, objective, workers, cpu_share, config)
+    wishes = Wishes(root, model, arena_bytes, policy, objective, workers, cpu_share, config, bench, tune)
     facts, plan_options = _facts_and_options(wishes)
     topology = machine_facts(root)
     request = plan_request(facts, plan_options)
     try:
-        decided = make_plan(topology, request)
+        decided = make_plan(topology, request, calibration_for(wishes))
     except PlanRefused as refusal:
         if not as_json:
             raise refusal_error(refusal) from refusal
@@ -103,8 +113,14 @@ def plan(
     if as_json:
         print_json(plan_to_dict(decided))
     else:
-        click.echo(_text(topology, facts, request, decided), nl=False)
+        print_report(_text(topology, facts, request, decided))
     return 0
+
+
+def calibration_for(wishes: Wishes) -> Calibration:
+    """Give the measurements to plan with: the named ones, and this machine's own for the live root."""
+    directory = STATE_DIRECTORY if wishes.root == LIVE_ROOT else None
+    return machine_calibration(directory, wishes.bench, wishes.tune)
 
 
 def _configuration_path(wishes: Wishes) -> Path | None:
@@ -154,7 +170,7 @@ def _configured(wishes: Wishes, options: PlanOptions, path: Path) -> tuple[PlanO
 
 
 def _text(topology: Topology, facts: ModelFacts | None, request: PlanRequest, decided: Plan) -> str:
-    return explain_topology(topology) + _request_line(facts, request) + explain_plan(decided)
+    return explain_machine(topology) + _request_line(facts, request) + explain_plan(decided)
 
 
 def _request_line(facts: ModelFacts | None, request: PlanRequest) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from planner import explain_topology, topology_to_dict
-from stratad.cli.output import json_option, print_json
+from stratad.cli.output import json_option, print_json, print_report
 from stratad.cli.parameters import root_option
 from stratad.facts import machine_facts
 
@@ -24,4 +24,4 @@ def topology(root: Path, as_json: bool) -> None:
     if as_json:
         print_json(topology_to_dict(facts))
     else:
-        click.echo(explain_topology(facts), nl=False)
+        print_report(explain_topology(facts))

@@ -17,6 +17,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from stratad import _native as native
@@ -61,79 +62,70 @@ def decode_rate(context: native.Context, tokens: int) -> float:
     return tokens / (time.perf_counter() - start)
 
 
-def compare_decode(path: Path, worker_count: int, rounds: int, tokens: int) -> bool:
-    """Prints one line per worker count; False when the machine was too busy to judge."""
+@dataclass(slots=True)
+class Arm:
+    """One way to run the model, and its samples: one a round."""
+
+    name: str
+    load: Callable[[], native.Model]
+    load_seconds: list[float] = field(default_factory=list)
+    token_rates: list[float] = field(default_factory=list)
+    read_rates: list[float] = field(default_factory=list)
+
+
+def arms_for(path: Path, pool: native.Pool) -> tuple[Arm, Arm]:
+    """llama.cpp's own loader and CPU backend, and ours."""
+    place = native.PlaceOptions(allow_huge_pages=True, lock=native.LockMode.NEVER)
+    return (
+        Arm("plain", lambda: native.Model.load([str(path)], use_arena=False)),
+        Arm("pool", lambda: native.Model.load([str(path)], pool, place=place)),
+    )
+
+
+def run_arm(arm: Arm, pool: native.Pool, cpu_ids: list[int], tokens: int) -> None:
+    """A fresh start: load, decode, free. The next arm then gets the same memory: which pages of the host lie under
+    the model moves decode by several per cent, and must not be one arm's luck.
+    """
+    start = time.perf_counter()
+    model = arm.load()
+    arm.load_seconds.append(time.perf_counter() - start)
+    context = native.Context(model, context_tokens=512, thread_count=len(cpu_ids), cpu_ids=cpu_ids)
+    decode_rate(context, 2)
+    arm.token_rates.append(decode_rate(context, tokens))
+    if model.arenas:
+        arm.read_rates.append(native.measure_read_rate(model.arenas[0], pool))
+    del context, model
+    gc.collect()
+
+
+def compare(path: Path, worker_count: int, rounds: int, tokens: int) -> bool:
+    """Prints the ratios for one number of workers; False when the machine was too busy to judge."""
     pool = make_pool(worker_count)
     cpu_ids = sorted(os.sched_getaffinity(0))[:worker_count]
-    models = {
-        "plain": native.Model.load([str(path)], use_arena=False),
-        "pool": native.Model.load(
-            [str(path)], pool, place=native.PlaceOptions(huge_pages=True, lock=native.LockMode.NEVER)
-        ),
-    }
-    contexts = {
-        name: native.Context(model, context_tokens=512, thread_count=worker_count, cpu_ids=cpu_ids)
-        for name, model in models.items()
-    }
-    for context in contexts.values():
-        decode_rate(context, 2)
-    ceilings, ratios, rates = [], [], {"plain": [], "pool": []}
+    plain, ours = arms_for(path, pool)
     for round_index in range(rounds):
-        ceilings.append(native.measure_read_rate(models["pool"].arenas[0], pool))
-        order = ("plain", "pool") if round_index % 2 == 0 else ("pool", "plain")
-        sample = {name: decode_rate(contexts[name], tokens) for name in order}
-        ratios.append(sample["pool"] / sample["plain"])
-        for name, rate in sample.items():
-            rates[name].append(rate)
+        for arm in (plain, ours) if round_index % 2 == 0 else (ours, plain):
+            run_arm(arm, pool, cpu_ids, tokens)
         print(
-            f"  round {round_index + 1}/{rounds}: pool {sample['pool']:.1f}, plain {sample['plain']:.1f} tok/s, "
-            f"read {ceilings[-1] / 1e9:.1f} GB/s",
+            f"  round {round_index + 1}/{rounds}: decode pool {ours.token_rates[-1]:.1f}, plain "
+            f"{plain.token_rates[-1]:.1f} tok/s; load pool {ours.load_seconds[-1]:.2f}, plain "
+            f"{plain.load_seconds[-1]:.2f} s; plain read {ours.read_rates[-1] / 1e9:.1f} GB/s",
             flush=True,
         )
-    return report(f"decode, {worker_count} worker(s)", ratios, ceilings, rates)
-
-
-def report(what: str, ratios: list[float], ceilings: list[float], rates: dict[str, list[float]]) -> bool:
-    """The ratio line, and whether it may be judged."""
-    variation = max(ceilings) / min(ceilings)
+    variation = max(ours.read_rates) / min(ours.read_rates)
     is_quiet = variation <= CEILING_VARIATION_LIMIT
-    medians = ", ".join(f"{name} {statistics.median(values):.1f} tok/s" for name, values in rates.items())
-    print(
-        f"{what}: pool over plain ggml {statistics.median(ratios):.2f} "
-        f"[{min(ratios):.2f}-{max(ratios):.2f}], n={len(ratios)} ({medians}); read rate varied {variation:.2f}x"
-        + ("" if is_quiet else ": too busy, NOT JUDGED")
-    )
+    verdict = "" if is_quiet else ": too busy, NOT JUDGED"
+    decode = [mine / theirs for mine, theirs in zip(ours.token_rates, plain.token_rates, strict=True)]
+    load = [theirs / mine for mine, theirs in zip(ours.load_seconds, plain.load_seconds, strict=True)]
+    print(f"{worker_count} worker(s), pool over plain ggml; the read rate varied {variation:.2f}x{verdict}")
+    print(f"  decode {summary(decode)}")
+    print(f"  load   {summary(load)}  (from the page cache)")
     return is_quiet
 
 
-def seconds_of(action: Callable[[], native.Model]) -> float:
-    """Wall time of a load; the model is dropped at once."""
-    start = time.perf_counter()
-    model = action()
-    elapsed = time.perf_counter() - start
-    del model
-    gc.collect()
-    return elapsed
-
-
-def compare_load(path: Path, worker_count: int, rounds: int) -> None:
-    """Load from the page cache: all workers placing and filling the arena, against llama.cpp's one thread."""
-    pool = make_pool(worker_count)
-    place = native.PlaceOptions(huge_pages=True, lock=native.LockMode.NEVER)
-    loads = {
-        "plain": lambda: native.Model.load([str(path)], use_arena=False),
-        "pool": lambda: native.Model.load([str(path)], pool, place=place),
-    }
-    seconds_of(loads["plain"])  # warms the page cache
-    ratios = []
-    for round_index in range(rounds):
-        order = ("plain", "pool") if round_index % 2 == 0 else ("pool", "plain")
-        sample = {name: seconds_of(loads[name]) for name in order}
-        ratios.append(sample["plain"] / sample["pool"])
-    print(
-        f"load, {worker_count} worker(s): speed over llama.cpp's loader {statistics.median(ratios):.2f} "
-        f"[{min(ratios):.2f}-{max(ratios):.2f}], n={rounds}, {path.stat().st_size / 1e9:.2f} GB from the page cache"
-    )
+def summary(ratios: list[float]) -> str:
+    """Median, range and count of per-round ratios."""
+    return f"{statistics.median(ratios):.2f} [{min(ratios):.2f}-{max(ratios):.2f}], n={len(ratios)}"
 
 
 def main() -> int:
@@ -150,9 +142,7 @@ def main() -> int:
     print(f"model {path.name}, {path.stat().st_size / 1e9:.2f} GB; scheduler priority {priority}", flush=True)
     is_quiet = True
     for worker_count in options.workers or sorted({1, all_cpus}):
-        is_quiet &= compare_decode(path, worker_count, options.rounds, options.tokens)
-        gc.collect()
-    compare_load(path, all_cpus, max(3, options.rounds // 2))
+        is_quiet &= compare(path, worker_count, options.rounds, options.tokens)
     return 0 if is_quiet else 1
 
 

@@ -12,6 +12,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import tempfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -223,6 +224,20 @@ def installation_image() -> Path:
     return image
 
 
+def model_image() -> Path:
+    """A disk with a model whose experts take 405 MiB: more than a small node has, less than two of them."""
+    # Imported late: quantising needs the native module, which only this model's builder does.
+    from tests.bench.synthetic_model import BenchShape, cached_model
+
+    model = cached_model(BenchShape(layer_count=2, expert_count=80, experts_used=2))
+    image = cache_directory() / f"model-{_digest(model.name, str(model.stat().st_size))}.ext4"
+    if not image.exists():
+        with tempfile.TemporaryDirectory(dir=cache_directory()) as name:
+            (Path(name) / "large.gguf").hardlink_to(model)
+            _pack(Path(name), image, model.stat().st_size // 2**20 + 64, "labmodel")
+    return image
+
+
 def baseline_wheel() -> Path:
     """The wheel of this checkout with the native module for AVX2: the guest's CPU has no AVX-512.
 
@@ -237,17 +252,16 @@ def baseline_wheel() -> Path:
         print("lab: compiling stratad for the AVX2 baseline", flush=True)
         for former in cache_directory().glob("wheel-*"):
             shutil.rmtree(former)
+        partial = directory.with_suffix(".partial")
         llama = _output([sys.executable, str(ROOT / "packaging/bootstrap/fetch_llama.py")]).strip()
         command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check"]
-        command += ["--no-build-isolation", "--no-deps", "--wheel-dir", str(directory / "partial"), str(ROOT)]
+        command += ["--no-build-isolation", "--no-deps", "--wheel-dir", str(partial), str(ROOT)]
         command += [f"-Cbuild-dir={cache_directory() / 'build'}", "-Ccmake.define.STRATAD_NATIVE=OFF"]
         command += [f"-Ccmake.define.STRATAD_LLAMA_SOURCE={llama}"]
         search = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
         jobs = str(len(os.sched_getaffinity(0)))
         _run(command, environment={"PATH": search, "CMAKE_BUILD_PARALLEL_LEVEL": jobs})
-        wheel = next((directory / "partial").glob("*.whl"))
-        wheel.rename(directory / wheel.name)
-        (directory / "partial").rmdir()
+        partial.rename(directory)
     return next(directory.glob("*.whl"))
 
 
@@ -290,8 +304,7 @@ def _virtual_environment(tree: Path, wheel: Path) -> None:
     (tree / "pyvenv.cfg").write_text(
         "home = /usr/bin\ninclude-system-site-packages = false\nversion = 3.11.2\n"
     )
-    shutil.copytree(ROOT / "packaging/systemd", packages / "stratad/systemd_units")
-    shutil.copy(ROOT / "etc/stratad.toml", packages / "stratad/systemd_units")
+    shutil.copytree(ROOT / "packaging/systemd", packages / "stratad/share/systemd", dirs_exist_ok=True)
     shutil.copytree(ROOT / "etc/demo", tree / "share/stratad/demo", ignore=shutil.ignore_patterns("*.py"))
 
 

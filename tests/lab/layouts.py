@@ -57,12 +57,12 @@ TWO = Layout(
     (*_node(0, 896, "0-1"), *_node(1, 896, "2-3"), *_distances(2), *_display(1)),
 )
 
-# Six cores, so that a node has cores to spare for the server.
-WIDE = Layout(
-    "wide",
-    "8,sockets=2,cores=4,threads=1",
-    1792,
-    (*_node(0, 896, "0-3"), *_node(1, 896, "4-7"), *_distances(2), *_display(1)),
+# Each node holds half of the large model with headroom, and not the whole.
+TIGHT = Layout(
+    "tight",
+    "4,sockets=2,cores=2,threads=1",
+    1024,
+    (*_node(0, 512, "0-1"), *_node(1, 512, "2-3"), *_distances(2), *_display(1)),
 )
 
 FOUR = Layout(
@@ -98,12 +98,12 @@ MEMORYLESS = Layout(
     (*_node(0, 1280, "0-1"), *_node(1, 0, "2-3"), *_distances(2), *_display(1)),
 )
 
-# Node 1 is a third of node 0.
+# Node 1 cannot hold half of the large model.
 UNEVEN = Layout(
     "uneven",
     "4,sockets=2,cores=2,threads=1",
-    1536,
-    (*_node(0, 1152, "0-1"), *_node(1, 384, "2-3"), *_distances(2), *_display(1)),
+    1408,
+    (*_node(0, 1152, "0-1"), *_node(1, 256, "2-3"), *_distances(2), *_display(1)),
 )
 
 SINGLE = Layout("single", "2,sockets=1,cores=2,threads=1", 1152, _node(0, 1152, "0-1"))

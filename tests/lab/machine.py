@@ -24,6 +24,9 @@ from tests.lab.layouts import Layout
 BOOT_LIMIT_SECONDS = 400.0
 CALL_LIMIT_SECONDS = 420.0
 
+# Where the guest finds the disk of image.model_image.
+MODELS = "/srv/models"
+
 _KERNEL_COMMAND_LINE = (
     "root=/dev/nvme0n1 rw console=ttyS0 quiet panic=-1 nokaslr mitigations=off random.trust_cpu=on "
     "systemd.show_status=0 no_timer_check tsc=reliable audit=0 apparmor=0 nowatchdog init_on_alloc=0"
@@ -135,6 +138,13 @@ class Machine:
                     if self._process.poll() is not None or rest_seconds < 0:
                         raise MachineLost(f"the guest did not come up\n{self.console}")
 
+    def mount_disks(self) -> None:
+        """Mounts stratad's disk, and the one with the large model where there is one."""
+        self.shell(
+            f"mount -o ro LABEL=labopt {image.INSTALLATION}; mkdir -p {MODELS}; "
+            f"[ ! -e /dev/disk/by-label/labmodel ] || mount -o ro LABEL=labmodel {MODELS}"
+        )
+
     def reboot(self) -> None:
         """Restarts the guest's kernel; its disk keeps what was written."""
         count = len(self._boot_ids)
@@ -143,6 +153,7 @@ class Machine:
         # The answer may be lost with the machine that gives it.
         self.start("run", command=["systemctl", "reboot", "-ff"])
         self.wait_until_booted(count + 1)
+        self.mount_disks()
 
     @property
     def console(self) -> str:

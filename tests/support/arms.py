@@ -29,6 +29,7 @@ from planner import (
     Topology,
     machine_fingerprint,
 )
+from planner.advice import TIGHT_SHARE
 from planner.candidates import fitted_parts, unplaced_parts
 from planner.cost import (
     LARGE_MODEL_BYTES,
@@ -190,7 +191,7 @@ def seed_case(item: dict[str, Any], tables: dict[str, Any]) -> Case:
         node_gib = (total.get("GiB") or total["GB"] * GB_IN_GIB) / box["numa_nodes"]
     bandwidth = box.get("node_bandwidth_GBps")
     megatransfers = re.search(r"DDR\d-(\d+)", box.get("memory_type") or "")
-    gpus = box.get("gpus") or []
+    gpus = [gpu for gpu in box.get("gpus") or [] if "display" not in str(gpu.get("model"))]
     is_prompt = item["use"] == "policy_check_prompt_objective"
     return Case(
         case_id=item["id"],
@@ -321,7 +322,7 @@ def public_cases(item: dict[str, Any], tables: dict[str, Any]) -> list[Case]:
 
 def arm_group(name: str) -> str:
     """Give the sub-experiment of an arm whose report measured two: CPU or GPU runs, a dense or a MoE model."""
-    first = name.split()[0].lower()
+    first = name.split(maxsplit=1)[0].lower()
     return first if first in ("cpu", "gpu", "dense", "moe") else ""
 
 
@@ -469,13 +470,13 @@ def request_of(case: Case) -> PlanRequest:
 
 
 def held_bytes(case: Case, model: Model) -> float:
-    """Give the arena: as stated, else the model's experts, no more than nine tenths of the memory there is."""
+    """Give the arena: as stated, else the model's experts; what does not fit an engine streams from its file."""
     if case.arena_gib is not None:
         return case.arena_gib * GIB
     wanted = model.total_bytes * (case.cpu_share or 1.0)
     if case.node_gib is None:
         return wanted
-    return min(wanted, 0.9 * case.node_gib * case.node_count * GIB)
+    return min(wanted, TIGHT_SHARE * case.node_gib * case.node_count * GIB)
 
 
 def calibration_of(case: Case, topology: Topology) -> Calibration | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from planner import Effect, MemoryMode, Objective, Plan, Policy
+from planner import Confidence, Effect, MemoryMode, Objective, Plan, Policy
 from planner.candidates import fitted_parts
 from tests.support.machines import GIB, GpuShape, MachineShape, NodeShape, even_nodes
 from tests.support.planning import codes, planned, reason_of, refused
@@ -294,7 +294,7 @@ def test_cpus_whose_memory_is_forbidden_do_not_work_across_sockets() -> None:
     assert codes(plan, Effect.CHOOSES) == ["one-node-cpuset"]
 
 
-def test_unsliced_work_over_sockets_needs_a_larger_gain() -> None:
+def test_unsliced_work_over_sockets_needs_a_gain_and_is_doubted() -> None:
     def plan_with(free_gib: float) -> Plan:
         # Node 1 cannot hold half of the arena, so the choice is one socket or pages spread over both.
         return planned(MachineShape(even_nodes(2, 8, total_gib=512, free_gib=(400, free_gib))), 200)
@@ -302,6 +302,11 @@ def test_unsliced_work_over_sockets_needs_a_larger_gain() -> None:
     spread = plan_with(60)
     assert spread.policy is Policy.INTERLEAVE
     assert 0.2 < float(str(reason_of(spread, "estimated-gain").evidence["gain"])) < 0.9
+    assert spread.confidence is Confidence.LIKELY
+    with_gpu = MachineShape(
+        even_nodes(2, 8, total_gib=512, free_gib=(400, 60)), (GpuShape("0000:01:00.0", 0),)
+    )
+    assert planned(with_gpu, 200).confidence is Confidence.ESTIMATED
     small = planned(MachineShape(even_nodes(2, 8, total_gib=512, free_gib=(400, 2.5))), 2)
     assert small.policy is Policy.SINGLE_SOCKET
 

@@ -94,6 +94,7 @@ def threads(process_id: int) -> list[dict[str, str]]:
         last_cpu = (task / "stat").read_text().rpartition(")")[2].split()[36]
         found.append(
             {
+                "id": task.name,
                 "name": status["Name"].strip(),
                 "cpus": status["Cpus_allowed_list"].strip(),
                 "last_cpu": last_cpu,
@@ -102,11 +103,10 @@ def threads(process_id: int) -> list[dict[str, str]]:
     return found
 
 
-def freeze_thread(process_id: int, name: str) -> str:
+def freeze_thread(process_id: int, thread_id: int) -> str:
     """Stops one thread of a process for good, as a loop that never ends would; the others go on."""
     libc = ctypes.CDLL(None, use_errno=True)
-    tasks = Path(f"/proc/{process_id}/task").iterdir()
-    thread_id = next(int(task.name) for task in tasks if (task / "comm").read_text().strip() == name)
+    assert Path(f"/proc/{process_id}/task/{thread_id}").exists()
     outcome: queue.Queue[str] = queue.Queue()
 
     def hold() -> None:
@@ -114,11 +114,16 @@ def freeze_thread(process_id: int, name: str) -> str:
         failed = libc.ptrace(_PTRACE_ATTACH, thread_id, None, None) != 0
         outcome.put(f"errno {ctypes.get_errno()}" if failed else "")
         if not failed:
-            os.waitpid(thread_id, _WALL)
-            threading.Event().wait()
+            # A thread that nobody reaps keeps its whole process from being reaped.
+            while not _has_ended(os.waitpid(thread_id, _WALL)[1]):
+                pass
 
     threading.Thread(target=hold, daemon=True).start()
     return outcome.get(timeout=60)
+
+
+def _has_ended(status: int) -> bool:
+    return os.WIFEXITED(status) or os.WIFSIGNALED(status)
 
 
 OPERATIONS = {

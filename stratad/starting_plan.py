@@ -1,0 +1,90 @@
+"""Which plan the daemon starts with: the applied one where the unit names it, else one made now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from planner import Effect, Plan, PlanRefused, Reason, Topology, make_plan, parse_policy
+from planner.explain import log_lines, reason_log_line
+from planner.sysfs import Tree
+from stratad import journal
+from stratad.apply import memory_policy_failures
+from stratad.config import Configuration, Environment
+from stratad.facts import configured_options, plan_request, refusal_error
+from stratad.model import ModelFacts
+from stratad.stored_plan import BLOCKING_CODES, process_policy, read_stored_plan, unit_differences
+
+# What the plan or the unit asks for and this process does not have: it serves, and says that it is degraded.
+DEGRADING_CODES = ("placement-not-possible", *BLOCKING_CODES)
+
+
+def starting_plan(
+    topology: Topology, model: ModelFacts, configuration: Configuration, environment: Environment
+) -> tuple[Plan, tuple[Reason, ...]]:
+    """The plan to start with, and what was found beside it: the applied plan where the unit names one.
+
+    An applied plan that this unit cannot carry out is not forced: planned again inside the unit's limits, with
+    the reasons why.
+
+    Raises:
+        ConfigurationError: The applied plan was made for another machine or model.
+        PlanRefusedError: Nothing suits. Nothing is loaded yet.
+    """
+    failures = memory_policy_failures()
+    refused = (_placement_refused(failures),) if failures else ()
+    if environment.plan_path is None:
+        return decide_plan(topology, model, configuration), refused
+    plan = read_stored_plan(environment.plan_path, topology, model)
+    tree = Tree(Path("/"))
+    findings = (
+        *refused,
+        *unit_differences(plan, topology, process_policy(tree)),
+        *_configuration_differences(plan, configuration),
+    )
+    for reason in findings:
+        journal.warn_line(reason_log_line(reason))
+    if failures or any(reason.code in BLOCKING_CODES for reason in findings):
+        return decide_plan(topology, model, configuration), findings
+    for line in log_lines(plan):
+        journal.inform_line(line)
+    return plan, findings
+
+
+def _placement_refused(failures: Sequence[str]) -> Reason:
+    return Reason(
+        code="placement-not-possible",
+        effect=Effect.WARNS,
+        message=f"the kernel refuses {', '.join(failures)}: workers are pinned, pages lie where they are touched",
+        evidence={"refused": ", ".join(failures)},
+        remedy="let the service use mbind, set_mempolicy and move_pages (SystemCallFilter=@system-service)",
+    )
+
+
+def _configuration_differences(plan: Plan, configuration: Configuration) -> tuple[Reason, ...]:
+    asked = parse_policy(configuration.placement.policy)
+    if asked is None or asked is plan.policy:
+        return ()
+    message = (
+        f"the applied plan is {plan.policy}, the configuration asks for {asked}: the applied plan counts"
+    )
+    evidence = {"plan_policy": plan.policy.value, "asked_policy": asked.value}
+    return (
+        Reason("applied-plan-differs", Effect.WARNS, message, evidence, "run `sudo stratactl apply` again"),
+    )
+
+
+def decide_plan(topology: Topology, model: ModelFacts, configuration: Configuration) -> Plan:
+    """The plan for this machine and model, with its reasons logged.
+
+    Raises:
+        PlanRefusedError: Nothing suits, or the arena does not fit the memory. Nothing is loaded yet.
+    """
+    options = configured_options(configuration, model, placement_possible=not memory_policy_failures())
+    try:
+        plan = make_plan(topology, plan_request(model, options))
+    except PlanRefused as refusal:
+        raise refusal_error(refusal) from refusal
+    for line in log_lines(plan):
+        journal.inform_line(line)
+    return plan
