@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from statistics import median
 from typing import TypeVar
 
+from planner.quantity import median
 from planner.request import Objective, Policy
 
 Word = TypeVar("Word")
@@ -87,7 +87,7 @@ class TuneResult:
     @property
     def median_tokens_per_second(self) -> float:
         """The median over starts."""
-        return float(median(self.tokens_per_second))
+        return median(self.tokens_per_second)
 
     @property
     def counts(self) -> bool:

@@ -6,12 +6,12 @@ import bisect
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from statistics import median
 
 from planner.calibration import Benchmark, SweepPoint
 from planner.cost import CostConstants
 from planner.facts import Facts
 from planner.hardware import CHANNEL_BYTES, GENERATION_ROWS, generation_of
+from planner.quantity import median
 
 # What remains uncertain when streaming and working together were both measured on the box itself.
 MEASURED_UNCERTAINTY = 0.10

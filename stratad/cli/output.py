@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
-import textwrap
 from collections.abc import Mapping
 
 import click
@@ -33,6 +31,9 @@ def print_report(text: str) -> None:
     if not sys.stdout.isatty():
         click.echo(text, nl=False)
         return
+    # Terminals only: a pipe needs none of it, and `stratactl plan` must start at once.
+    import shutil
+
     has_colour = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     click.echo(
         terminal_report(text, shutil.get_terminal_size().columns, has_colour), nl=False, color=has_colour
@@ -41,6 +42,8 @@ def print_report(text: str) -> None:
 
 def terminal_report(text: str, column_count: int, has_colour: bool) -> str:
     """Give a report for a terminal of so many columns; text stays in its own columns when a line is wrapped."""
+    import textwrap
+
     width = max(NARROWEST_COLUMNS, column_count)
     lines = []
     for line in text.splitlines():
