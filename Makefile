@@ -1,7 +1,9 @@
-# setup demo test lint bench: each does its own set-up and may be run again at any time.
+# setup demo test lint bench lab deb: each does its own set-up and may be run again at any time.
 #
 #   make demo                   plan, start the daemon on the embedded model, stream a completion, stop
 #   make test                   every test that this machine can run
+#   make lab                    the service under real systemd, on virtual machines with several NUMA nodes
+#   make deb                    the Debian package, in build/deb
 #   make setup NATIVE=OFF       ggml for the AVX2 baseline instead of this CPU (for packages)
 #   make PYTHON=python3.12 ...  another interpreter
 
@@ -16,7 +18,7 @@ JOBS := $(shell nproc)
 NATIVE_SOURCES := $(shell find native -type f) pyproject.toml packaging/bootstrap/build.py packaging/bootstrap/fetch_llama.py
 
 .DELETE_ON_ERROR:
-.PHONY: setup demo test lint bench clean
+.PHONY: setup demo test lint bench lab deb clean
 
 setup: $(VENV)/.built
 
@@ -51,6 +53,15 @@ lint: setup
 
 bench: setup
 	@$(BIN)/python -m tests.bench
+
+# Virtual machines with two nodes and more under real systemd: docs/LAB.md. `make lab SCENARIOS=tests/lab/scenario_x.py`
+SCENARIOS ?= tests/lab
+lab: setup
+	@$(BIN)/python -m pytest -o python_files='scenario_*.py' $(SCENARIOS)
+
+# build/deb/stratad_*.deb, for the AVX2 baseline.
+deb: setup
+	@$(BIN)/python packaging/debian/build.py "$${XDG_CACHE_HOME:-$$HOME/.cache}/stratad/lab"
 
 clean:
 	rm -rf build $(VENV)

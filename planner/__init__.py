@@ -1,21 +1,15 @@
 """The placement planner: facts of a machine and a model in, one Plan with its reasons out.
 
 Pure and standard library only; `planner.sysfs` alone opens files. See docs/ARCHITECTURE.md.
+
+Measurements are imported when somebody has any: seven data types cost a twentieth of a plan's time.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from planner.accelerators import with_gpu_affinity
-from planner.calibration import (
-    BandwidthCell,
-    Benchmark,
-    Calibration,
-    CalibrationError,
-    LayerCosts,
-    SweepPoint,
-    TuneResult,
-    Tuning,
-    benchmark_from_json,
-    tuning_from_json,
-)
 from planner.cost import CostConstants
 from planner.decide import make_plan
 from planner.discover import TopologyUnreadable, read_topology
@@ -50,6 +44,7 @@ from planner.plan_json import (
     plan_to_dict,
     plan_to_json,
     reason_to_dict,
+    refusal_to_dict,
 )
 from planner.reason import REASON_CODES, Effect, Reason, ReasonCode
 from planner.request import ArenaSpec, MemoryHardware, Objective, PlanRequest, Policy, parse_policy
@@ -64,6 +59,20 @@ from planner.topology import (
     Topology,
 )
 from planner.topology_json import topology_to_dict
+
+if TYPE_CHECKING:
+    from planner.calibration import (
+        BandwidthCell,
+        Benchmark,
+        Calibration,
+        CalibrationError,
+        LayerCosts,
+        SweepPoint,
+        TuneResult,
+        Tuning,
+        benchmark_from_json,
+        tuning_from_json,
+    )
 
 __all__ = [
     "REASON_CODES",
@@ -122,8 +131,36 @@ __all__ = [
     "read_topology",
     "reason_log_line",
     "reason_to_dict",
+    "refusal_to_dict",
     "topology_to_dict",
     "tuning_from_json",
     "unpinned_layout",
     "with_gpu_affinity",
 ]
+
+_MEASUREMENT_NAMES = frozenset(
+    {
+        "BandwidthCell",
+        "Benchmark",
+        "Calibration",
+        "CalibrationError",
+        "LayerCosts",
+        "SweepPoint",
+        "TuneResult",
+        "Tuning",
+        "benchmark_from_json",
+        "tuning_from_json",
+    }
+)
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MEASUREMENT_NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from planner import calibration
+
+    return getattr(calibration, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MEASUREMENT_NAMES})

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from planner.calibration import Benchmark
 from planner.candidates import Draft, can_place
 from planner.cpulist import format_id_list
 from planner.facts import Facts
@@ -19,6 +19,9 @@ from planner.rates import MachineRates
 from planner.reason import Effect, Reason
 from planner.request import SMALL_PAGE_BYTES, Policy
 from planner.rules import ALLOW_PLACEMENT, needed_bytes, node_phrase, total_available_bytes
+
+if TYPE_CHECKING:
+    from planner.calibration import Benchmark
 
 Advice = Callable[[Facts, Draft], Reason | None]
 

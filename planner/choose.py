@@ -5,8 +5,8 @@ cost model may only veto a gain it does not see.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from planner.calibration import Tuning
 from planner.candidates import Draft
 from planner.cost import CostConstants
 from planner.facts import Facts
@@ -16,6 +16,9 @@ from planner.reason import Effect, Reason
 from planner.request import Objective, Policy
 from planner.rules import node_phrase
 from planner.tuned import Evidence, matches, tuned_reason
+
+if TYPE_CHECKING:
+    from planner.calibration import Tuning
 
 # The model is too kind to unsliced work over several packages: pub-llamafile-765 was predicted faster there and
 # measured half as fast. Such a choice is doubted by half of its size whatever the rates rest on.

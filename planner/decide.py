@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from planner.advice import Decided, advice_for
-from planner.calibration import Calibration
 from planner.candidates import Draft, build_drafts
 from planner.choose import (
     Choice,
@@ -28,6 +28,9 @@ from planner.rules import needed_bytes, objections, request_refusals
 from planner.topology import Topology
 from planner.tuned import evidence_for
 from planner.weigh import estimate
+
+if TYPE_CHECKING:
+    from planner.calibration import Calibration
 
 
 def make_plan(

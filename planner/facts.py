@@ -16,7 +16,7 @@ NODE_HEADROOM_BYTES = 2 * GIB
 SMALL_NODE_HEADROOM_PARTS = 8
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
 class UsableCore:
     """A physical core with at least one usable CPU. `cpu_ids` are the usable siblings, lowest first.
 

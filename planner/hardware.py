@@ -175,20 +175,17 @@ _BY_NUMBER: Mapping[tuple[str, int, int], Generation] = {
 }
 # Where a guest hides the numbers, the name still tells: the second digit of a Xeon Scalable, the last of an
 # EPYC.
-_BY_NAME: tuple[tuple[re.Pattern[str], Generation], ...] = tuple(
-    (re.compile(pattern, re.IGNORECASE), generation)
-    for pattern, generation in (
-        (r"\bE[57]-\d{4}\w* v[34]\b", Generation.HASWELL),
-        (r"\b6[79]\d\d[PE]\b", Generation.XEON_6),
-        (r"\b(?:Bronze|Silver|Gold|Platinum) \d[12]\d\d", Generation.CASCADE_LAKE),
-        (r"\b(?:Bronze|Silver|Gold|Platinum) \d3\d\d", Generation.ICE_LAKE),
-        (r"\b(?:Bronze|Silver|Gold|Platinum) \d4\d\d", Generation.SAPPHIRE_RAPIDS),
-        (r"\b(?:Bronze|Silver|Gold|Platinum) \d5\d\d", Generation.EMERALD_RAPIDS),
-        (r"\bEPYC 7\w\w2", Generation.ROME),
-        (r"\bEPYC 7\w\w3", Generation.MILAN),
-        (r"\bEPYC (?:9\w\w|8\w\w)4", Generation.GENOA),
-        (r"\bEPYC 9\w\w5", Generation.TURIN),
-    )
+_BY_NAME: tuple[tuple[str, Generation], ...] = (
+    (r"\bE[57]-\d{4}\w* v[34]\b", Generation.HASWELL),
+    (r"\b6[79]\d\d[PE]\b", Generation.XEON_6),
+    (r"\b(?:Bronze|Silver|Gold|Platinum) \d[12]\d\d", Generation.CASCADE_LAKE),
+    (r"\b(?:Bronze|Silver|Gold|Platinum) \d3\d\d", Generation.ICE_LAKE),
+    (r"\b(?:Bronze|Silver|Gold|Platinum) \d4\d\d", Generation.SAPPHIRE_RAPIDS),
+    (r"\b(?:Bronze|Silver|Gold|Platinum) \d5\d\d", Generation.EMERALD_RAPIDS),
+    (r"\bEPYC 7\w\w2", Generation.ROME),
+    (r"\bEPYC 7\w\w3", Generation.MILAN),
+    (r"\bEPYC (?:9\w\w|8\w\w)4", Generation.GENOA),
+    (r"\bEPYC 9\w\w5", Generation.TURIN),
 )
 
 
@@ -201,4 +198,7 @@ def generation_of(model: CpuModel | None) -> Generation:
         if found is not None:
             return found
     name = " ".join(re.sub(r"\((?:R|TM)\)", "", model.name or "", flags=re.IGNORECASE).split())
-    return next((found for pattern, found in _BY_NAME if pattern.search(name)), Generation.UNKNOWN)
+    # Patterns are compiled only here: most machines are told by number.
+    return next(
+        (found for pattern, found in _BY_NAME if re.search(pattern, name, re.IGNORECASE)), Generation.UNKNOWN
+    )

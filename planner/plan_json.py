@@ -13,6 +13,7 @@ from planner.plan import (
     Estimate,
     MemoryMode,
     Plan,
+    PlanRefused,
     ProcessMemory,
     Slice,
     StagingBuffer,
@@ -66,6 +67,16 @@ def plan_to_dict(plan: Plan) -> dict[str, object]:
         "release_page_cache": plan.release_page_cache,
         "reasons": [reason_to_dict(reason) for reason in plan.reasons],
         "candidates": [candidate_to_dict(candidate) for candidate in plan.candidates],
+    }
+
+
+def refusal_to_dict(refusal: PlanRefused) -> dict[str, object]:
+    """Give the document of a refused plan: why, and what was weighed."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "refused": True,
+        "reasons": [reason_to_dict(reason) for reason in refusal.reasons],
+        "candidates": [candidate_to_dict(candidate) for candidate in refusal.candidates],
     }
 
 

@@ -178,21 +178,18 @@ def _core_id(tree: MachineFiles, cpu_id: int, records: Mapping[int, ProcessorRec
 
 def _cpu_model(cpuinfo: str) -> CpuModel | None:
     """Give the first CPU's kind: mixed machines (hybrid cores) differ in ways no default knows."""
-    block = cpuinfo.split("\n\n", 1)[0]
-    names = {name: _field(block, name) for name in ("vendor_id", "model name")}
+    fields: dict[str, str] = {}
+    for line in cpuinfo.split("\n\n", 1)[0].splitlines():
+        name, _, value = line.partition(":")
+        if value.strip():
+            fields[name.strip()] = value.strip()
     numbers = {
-        name: parse_number(_field(block, name), longest=6) for name in ("cpu family", "model", "stepping")
+        name: parse_number(fields.get(name), longest=6) for name in ("cpu family", "model", "stepping")
     }
-    if not any(names.values()) and not any(number is not None for number in numbers.values()):
+    vendor, name_text = fields.get("vendor_id"), fields.get("model name")
+    if vendor is None and name_text is None and set(numbers.values()) == {None}:
         return None
-    return CpuModel(
-        names["vendor_id"], numbers["cpu family"], numbers["model"], numbers["stepping"], names["model name"]
-    )
-
-
-def _field(block: str, name: str) -> str | None:
-    match = re.search(rf"^{name}\s*:[ \t]*(\S.*?)\s*$", block, re.MULTILINE)
-    return match[1] if match else None
+    return CpuModel(vendor, numbers["cpu family"], numbers["model"], numbers["stepping"], name_text)
 
 
 def _last_level_caches(tree: MachineFiles, online: tuple[int, ...]) -> tuple[LastLevelCache, ...]:

@@ -6,12 +6,15 @@ import bisect
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING
 
-from planner.calibration import Benchmark, SweepPoint
 from planner.cost import CostConstants
 from planner.facts import Facts
 from planner.hardware import CHANNEL_BYTES, GENERATION_ROWS, generation_of
 from planner.quantity import median
+
+if TYPE_CHECKING:
+    from planner.calibration import Benchmark, SweepPoint
 
 # What remains uncertain when streaming and working together were both measured on the box itself.
 MEASURED_UNCERTAINTY = 0.10
@@ -45,9 +48,10 @@ class MachineRates:
         if index == len(counts):
             return self.sweep[-1].bytes_per_second
         upper = self.sweep[index]
-        lower = self.sweep[index - 1] if index else SweepPoint(0, 0.0)
-        part = (worker_count - lower.worker_count) / (upper.worker_count - lower.worker_count)
-        return lower.bytes_per_second + part * (upper.bytes_per_second - lower.bytes_per_second)
+        lower_count = counts[index - 1] if index else 0
+        lower_rate = self.sweep[index - 1].bytes_per_second if index else 0.0
+        part = (worker_count - lower_count) / (upper.worker_count - lower_count)
+        return lower_rate + part * (upper.bytes_per_second - lower_rate)
 
 
 def machine_rates(facts: Facts, benchmark: Benchmark | None) -> MachineRates:
@@ -104,12 +108,9 @@ def _measured(rates: MachineRates, facts: Facts, benchmark: Benchmark) -> Machin
 
 def _rising(sweep: tuple[SweepPoint, ...]) -> tuple[SweepPoint, ...]:
     """Give the points with the best rate of each worker count, one for each count."""
-    by_count = itertools.groupby(sweep, key=lambda point: point.worker_count)
-    return tuple(
-        SweepPoint(count, max(point.bytes_per_second for point in points))
-        for count, points in by_count
-        if count > 0
-    )
+    ordered = sorted(sweep, key=lambda point: (point.worker_count, point.bytes_per_second))
+    by_count = itertools.groupby(ordered, key=lambda point: point.worker_count)
+    return tuple(tuple(points)[-1] for count, points in by_count if count > 0)
 
 
 def measured_constants(constants: CostConstants, benchmark: Benchmark | None) -> CostConstants:

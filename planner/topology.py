@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
 class Cpu:
     """One online logical CPU.
 
@@ -35,7 +35,7 @@ class CpuModel:
     name: str | None = None
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
 class LastLevelCache:
     """One cache of the last level that the online CPUs named share."""
 
@@ -44,7 +44,7 @@ class LastLevelCache:
     size_bytes: int | None
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
 class HugePagePool:
     """Reserved huge pages of one size on one node; counts are pages."""
 
@@ -53,7 +53,7 @@ class HugePagePool:
     free_count: int | None
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
 class Node:
     """One NUMA node. `cpu_ids` are the online CPUs the kernel lists for it, allowed or not.
 
@@ -96,7 +96,7 @@ class Node:
         return total_bytes if self.memory_total_bytes is None else min(total_bytes, self.memory_total_bytes)
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
 class Accelerator:
     """One GPU or other compute device on the PCI bus.
 

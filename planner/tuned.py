@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from planner.calibration import Benchmark, Calibration, TuneResult, Tuning
 from planner.facts import Facts
 from planner.fingerprint import machine_fingerprint
 from planner.reason import Effect, Reason
 from planner.request import Policy
+
+if TYPE_CHECKING:
+    from planner.calibration import Benchmark, Calibration, TuneResult, Tuning
 
 # The same model at another quantisation or offload is another question; file rounding is not.
 SAME_ARENA_SHARE = 0.02

@@ -251,6 +251,7 @@ def open_runner(
     pool = _start_pool(layout, configuration.placement.spin_microseconds * 1e-6)
     _native.set_device_options(max_pool_tokens=configuration.placement.max_pool_tokens)
     loaded = _load(plan, model, configuration, pool, progress)
+    _require_vocabulary(loaded, model)
     if configuration.placement.lock_memory is True:
         _require_lock(loaded)
     batch_tokens = min(configuration.model.batch_tokens, configuration.model.context_tokens)
@@ -338,6 +339,18 @@ def _sample(arena: _native.Arena, slice_index: int, page_count: int) -> npt.NDAr
         return arena.sample_placement(slice_index, page_count)
     except OSError as error:
         return np.array([-(error.errno or 0)], dtype=np.int32)
+
+
+def _require_vocabulary(loaded: _native.Model, model: ModelFacts) -> None:
+    """Raises ModelFileError for a model of token ids only: llama.cpp aborts the process when it has to tokenise."""
+    kind = loaded.metadata("tokenizer.ggml.model")
+    if kind in (None, "none", "no_vocab"):
+        raise ModelFileError(
+            tried=f"serving {model.paths[0]}",
+            because="the file has no vocabulary, so no text can be read or written",
+            values={"tokenizer.ggml.model": kind},
+            remedy="convert the model again, with its tokenizer",
+        )
 
 
 def _require_lock(model: _native.Model) -> None:

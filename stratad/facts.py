@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from planner import (
     ArenaSpec,
-    Benchmark,
-    Calibration,
-    CalibrationError,
     Objective,
     PlanRefused,
     PlanRequest,
     Policy,
     Topology,
     TopologyUnreadable,
-    Tuning,
-    benchmark_from_json,
     parse_policy,
     read_topology,
-    tuning_from_json,
     with_gpu_affinity,
 )
 from stratad.errors import PlanRefusedError, StratadError
@@ -30,10 +24,15 @@ from stratad.model import ModelFacts
 
 if TYPE_CHECKING:
     # pydantic takes its time, and `stratactl plan` often needs no configuration.
+    from planner.calibration import Calibration
     from stratad.config import Configuration
 
 LIVE_ROOT = Path("/")
-Recorded = TypeVar("Recorded", Benchmark, Tuning)
+Recorded = TypeVar("Recorded")
+
+
+# Where `stratactl bench` and `tune` leave what they measured of this machine.
+STATE_DIRECTORY = Path("/var/lib/stratad")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,8 @@ class PlanOptions:
     """The operator's wishes, from options or the configuration. None leaves the choice to the planner.
 
     `arena_bytes` stands in for a model. `context_tokens` sizes the KV cache, `extra_host_bytes` is host
-    memory beside weights and cache; `dense_on_gpu` says that everything but the experts lies in VRAM.
+    memory beside weights and cache; `dense_on_gpu` says that everything but the experts lies in VRAM, and
+    `gpu_expert_layers` of the layers with experts lie there too. `tokens_per_step` is above 1 with drafts.
     """
 
     policy: Policy | None = None
@@ -52,6 +52,9 @@ class PlanOptions:
     context_tokens: int | None = None
     extra_host_bytes: int = 0
     dense_on_gpu: bool = False
+    gpu_expert_layers: int = 0
+    tokens_per_step: float = 1.0
+    pool_spin_seconds: float | None = None
     gpu_node_ids: tuple[int, ...] | None = None
     placement_possible: bool | None = None
 
@@ -67,6 +70,7 @@ def configured_options(
         worker_count=placement.workers,
         context_tokens=min(configuration.model.context_tokens, model.context_length or 2**31),
         placement_possible=placement_possible,
+        pool_spin_seconds=placement.spin_microseconds * 1e-6,
     )
 
 
@@ -109,8 +113,8 @@ def _with_library_affinity(topology: Topology, root: Path) -> Topology:
 
 def machine_calibration(
     state_directory: Path | None, benchmark: Path | None = None, tuning: Path | None = None
-) -> Calibration:
-    """Give what was measured on this machine: bench.json and tune.json of the state directory, if they are there.
+) -> Calibration | None:
+    """Give what was measured on this machine: bench.json and tune.json of the state directory; None without either.
 
     Args:
         state_directory: Where `stratactl bench` and `tune` leave their results; None for a captured machine.
@@ -120,40 +124,42 @@ def machine_calibration(
     Raises:
         StratadError: When a named file is missing, or a file is damaged.
     """
+    bench_path = _recorded_path(benchmark, state_directory, "bench.json")
+    tune_path = _recorded_path(tuning, state_directory, "tune.json")
+    if bench_path is None and tune_path is None:
+        return None
+    from planner.calibration import Calibration, benchmark_from_json, tuning_from_json
+
     return Calibration(
-        benchmark=_recorded(benchmark, state_directory, "bench.json", benchmark_from_json),
-        tuning=_recorded(tuning, state_directory, "tune.json", tuning_from_json),
+        benchmark=None if bench_path is None else _recorded(bench_path, benchmark_from_json),
+        tuning=None if tune_path is None else _recorded(tune_path, tuning_from_json),
     )
 
 
-def _recorded(
-    named: Path | None, directory: Path | None, name: str, parse: Callable[[str], Recorded]
-) -> Recorded | None:
-    path = named if named is not None or directory is None else directory / name
-    if path is None:
-        return None
+def _recorded_path(named: Path | None, directory: Path | None, name: str) -> Path | None:
+    """Give the file to read: a named one whether it exists or not, the usual one only when it does."""
+    if named is not None or directory is None:
+        return named
+    return directory / name if (directory / name).exists() else None
+
+
+def _recorded(path: Path, parse: Callable[[str], Recorded]) -> Recorded:
     try:
         return parse(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        if named is None:
-            return None
-        because = "the file does not exist"
-    except CalibrationError as error:
-        because = str(error)
-    except (OSError, UnicodeDecodeError) as error:
-        because = str(error)
-    raise StratadError(
-        tried=f"reading the measurements in {path}",
-        because=because,
-        values={"path": path},
-        remedy="remove the file, or measure again with `stratactl bench` or `stratactl tune`",
-        summary="recorded measurements cannot be used",
-    )
+    except (OSError, ValueError) as error:
+        # CalibrationError and a text that is not UTF-8 are ValueErrors.
+        raise StratadError(
+            tried=f"reading the measurements in {path}",
+            because=str(error),
+            values={"path": path},
+            remedy="remove the file, or measure again with `stratactl bench` or `stratactl tune`",
+            summary="recorded measurements cannot be used",
+        ) from error
 
 
 def plan_request(model: ModelFacts | None, options: PlanOptions) -> PlanRequest:
     """Give the planner's request for a model, or for `options.arena_bytes` alone."""
-    return PlanRequest(
+    request = PlanRequest(
         arena=_arena(model, options),
         other_host_bytes=options.extra_host_bytes + _model_host_bytes(model, options),
         requested_policy=options.policy,
@@ -162,7 +168,11 @@ def plan_request(model: ModelFacts | None, options: PlanOptions) -> PlanRequest:
         requested_worker_count=options.worker_count,
         gpu_node_ids=options.gpu_node_ids,
         placement_possible=options.placement_possible,
+        tokens_per_step=options.tokens_per_step,
     )
+    if options.pool_spin_seconds is None:
+        return request
+    return replace(request, pool_spin_seconds=options.pool_spin_seconds)
 
 
 def refusal_error(refusal: PlanRefused) -> PlanRefusedError:
@@ -180,12 +190,21 @@ def refusal_error(refusal: PlanRefused) -> PlanRefusedError:
 def _arena(model: ModelFacts | None, options: PlanOptions) -> ArenaSpec:
     if model is None:
         return ArenaSpec(options.arena_bytes or 0)
-    if options.arena_bytes is not None and model.expert_bytes:
+    layer_bytes = model.layer_expert_bytes
+    # Like llama.cpp's own option, the last layers go to the GPU first.
+    held = layer_bytes[: max(0, len(layer_bytes) - options.gpu_expert_layers)]
+    held_bytes = sum(held)
+    if options.arena_bytes is not None and held_bytes:
         # Part of the experts lies in VRAM: the same share of every layer and token is left.
-        per_token = model.expert_bytes_per_token
-        scaled = None if per_token is None else per_token * options.arena_bytes // model.expert_bytes
-        return ArenaSpec(options.arena_bytes, scaled, model.layer_expert_bytes)
-    return ArenaSpec(model.expert_bytes, model.expert_bytes_per_token, model.layer_expert_bytes)
+        held = tuple(size * options.arena_bytes // held_bytes for size in held)
+        held_bytes = options.arena_bytes
+    per_token = model.expert_bytes_per_token
+    return ArenaSpec(
+        size_bytes=held_bytes,
+        bytes_per_token=None if per_token is None else per_token * held_bytes // max(1, model.expert_bytes),
+        layer_bytes=held,
+        expert_matrix_bytes=model.smallest_expert_bytes,
+    )
 
 
 def _model_host_bytes(model: ModelFacts | None, options: PlanOptions) -> int:

@@ -90,18 +90,22 @@ class GgufCursor:
     def _skip_texts(self, count: int) -> None:
         """Pass over an array of texts: a vocabulary has 250,000, so the loop stays inside the window."""
         unpack = TEXT_LENGTH.unpack_from
-        window, base, offset = self._window, self._window_offset, self._offset
-        for _ in range(count):
-            place = offset - base
-            if place + 8 > len(window):
-                self._offset = offset
-                self._fill(8, "a text's length")
-                window, base, place = self._window, self._window_offset, offset - self._window_offset
-            length: int = unpack(window, place)[0]
-            offset += 8 + length
-            if offset > self._file_bytes:
-                self._offset = offset - length - 8
+        left = count
+        while left:
+            self._fill(8, "a text's length")
+            window, place = self._window, self._offset - self._window_offset
+            last = len(window) - 8
+            start = place
+            for _ in range(left):
+                if place > last:
+                    break
+                start = place
+                place += 8 + unpack(window, place)[0]
+                left -= 1
+            self._offset = self._window_offset + place
+            if self._offset > self._file_bytes:
+                length = place - start - 8
+                self._offset = self._window_offset + start
                 raise self._damage(
                     f"a text claims {length} bytes", f"at most {self._file_bytes - self._offset - 8}"
                 )
-        self._offset = offset

@@ -47,10 +47,10 @@ class Recording:
         return found
 
     def names(self, path: str) -> tuple[str, ...] | None:
-        """Give the names in a directory and keep that it is there."""
+        """Give the names in a directory and keep all of them: which CPUs there are may rest on the names alone."""
         found = self.source.names(path)
         if found is not None:
-            self.folders.add(path)
+            self.folders.update((path, *(f"{path}/{name}" for name in found)))
         return found
 
     def has(self, path: str) -> bool:
@@ -102,7 +102,12 @@ def cleaned(recording: Recording) -> ArchivedMachine:
     """Give what was recorded without what tells of the owner: mounts, group names, serial numbers, kernel builds."""
     names = _GroupNames(_cgroup_mounts(recording))
     texts = {names.path(path): _cleaned_text(path, text, names) for path, text in recording.texts.items()}
-    folders = frozenset(names.path(path) for path in recording.folders)
+    # A name that was listed and then read is a file or a link; one that was only listed stays an empty folder.
+    folders = frozenset(
+        names.path(path)
+        for path in recording.folders
+        if path not in recording.texts and path not in recording.links
+    )
     return ArchivedMachine(texts, recording.links, folders)
 
 

@@ -72,6 +72,14 @@ class ModelFacts:
         return self.expert_bytes * min(self.experts_used, self.expert_count) // self.expert_count
 
     @property
+    def smallest_expert_bytes(self) -> int | None:
+        """Bytes of the smallest matrix of one expert, which a slice border cuts; None without experts."""
+        sizes = (
+            tensor.size_bytes // tensor.shape[-1] for tensor in self.expert_tensors if tensor.shape[-1] > 0
+        )
+        return min(sizes, default=None)
+
+    @property
     def layer_expert_bytes(self) -> tuple[int, ...]:
         """Expert bytes of each layer that has experts, in layer order."""
         sizes: dict[int, int] = {}

@@ -11,7 +11,13 @@ from planner.sysfs import Tree
 from stratad import journal
 from stratad.apply import memory_policy_failures
 from stratad.config import Configuration, Environment
-from stratad.facts import configured_options, plan_request, refusal_error
+from stratad.facts import (
+    STATE_DIRECTORY,
+    configured_options,
+    machine_calibration,
+    plan_request,
+    refusal_error,
+)
 from stratad.model import ModelFacts
 from stratad.stored_plan import BLOCKING_CODES, process_policy, read_stored_plan, unit_differences
 
@@ -82,7 +88,7 @@ def decide_plan(topology: Topology, model: ModelFacts, configuration: Configurat
     """
     options = configured_options(configuration, model, placement_possible=not memory_policy_failures())
     try:
-        plan = make_plan(topology, plan_request(model, options))
+        plan = make_plan(topology, plan_request(model, options), machine_calibration(STATE_DIRECTORY))
     except PlanRefused as refusal:
         raise refusal_error(refusal) from refusal
     for line in log_lines(plan):

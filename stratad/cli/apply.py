@@ -11,7 +11,13 @@ import click
 from planner import Plan, PlanRefused, Policy, explain_plan, make_plan, parse_policy, plan_to_json
 from planner.dropin import drop_in_text
 from stratad.cli.output import json_option, print_json
-from stratad.facts import configured_options, plan_request, refusal_error
+from stratad.facts import (
+    STATE_DIRECTORY,
+    configured_options,
+    machine_calibration,
+    plan_request,
+    refusal_error,
+)
 from stratad.model import read_model_facts
 from stratad.service_view import service_topology
 from stratad.systemd_control import Systemctl, SystemdControl, SystemdError, system_objections
@@ -93,7 +99,7 @@ def decide_for_service(config: Path, policy: str | None, control: SystemdControl
     process_id = int(control.property_of(UNIT, "MainPID") or 0) if control is not None else 0
     topology = service_topology(SLICE, process_id or None)
     try:
-        return make_plan(topology, plan_request(model, options))
+        return make_plan(topology, plan_request(model, options), machine_calibration(STATE_DIRECTORY))
     except PlanRefused as refusal:
         raise refusal_error(refusal) from refusal
 

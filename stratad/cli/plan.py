@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from planner import (
-    Calibration,
     Objective,
     Plan,
     PlanRefused,
@@ -20,18 +20,27 @@ from planner import (
     make_plan,
     parse_policy,
     plan_to_dict,
-    reason_to_dict,
+    refusal_to_dict,
 )
 from planner.quantity import format_bytes
 from stratad.cli.output import json_option, print_json, print_report
 from stratad.cli.parameters import byte_size, root_option
 from stratad.errors import ConfigurationError, one_line
-from stratad.facts import PlanOptions, machine_calibration, machine_facts, plan_request, refusal_error
+from stratad.facts import (
+    STATE_DIRECTORY,
+    PlanOptions,
+    machine_calibration,
+    machine_facts,
+    plan_request,
+    refusal_error,
+)
 from stratad.model import ModelFacts, read_model_facts
+
+if TYPE_CHECKING:
+    from planner import Calibration
 
 DEFAULT_CONFIGURATION = Path("/etc/stratad/stratad.toml")
 LIVE_ROOT = Path("/")
-STATE_DIRECTORY = Path("/var/lib/stratad")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +57,10 @@ class Wishes:
     config: Path | None
     bench: Path | None = None
     tune: Path | None = None
+    gpu_nodes: tuple[int, ...] = ()
+    gpu_expert_layers: int = 0
+    other_bytes: int | None = None
+    tokens_per_step: float = 1.0
 
 
 @click.command()
@@ -76,9 +89,35 @@ class Wishes:
     help=f"Configuration; {DEFAULT_CONFIGURATION} if it is there.",
 )
 @click.option(
+    "--gpu-node",
+    "gpu_nodes",
+    type=click.IntRange(min=0),
+    multiple=True,
+    help="Node of a GPU in use; once for each. By default the accelerators found.",
+)
+@click.option(
+    "--gpu-expert-layers",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Layers whose experts are all in VRAM, counted from the last.",
+)
+@click.option(
+    "--other-bytes",
+    callback=byte_size,
+    metavar="SIZE",
+    help="Host memory beside weights and KV cache: prompt cache, staging, other programs of the service.",
+)
+@click.option(
+    "--tokens-per-step",
+    type=click.FloatRange(min=0, min_open=True),
+    default=1.0,
+    help="Tokens whose experts one step reads; about 2.1 for windows of four drafts.",
+)
+@click.option(
     "--bench", type=click.Path(path_type=Path), help="Measurements of `stratactl bench` to plan with."
 )
 @click.option("--tune", type=click.Path(path_type=Path), help="Results of `stratactl tune` to plan with.")
+@click.option("--drop-in", "as_drop_in", is_flag=True, help="Write the unit's drop-in instead of text.")
 @json_option
 def plan(
     *,
@@ -90,8 +129,13 @@ def plan(
     workers: int | None,
     cpu_share: float,
     config: Path | None,
+    gpu_nodes: tuple[int, ...],
+    gpu_expert_layers: int,
+    other_bytes: int | None,
+    tokens_per_step: float,
     bench: Path | None,
     tune: Path | None,
+    as_drop_in: bool,
     as_json: bool,
 ) -> int:
     """Plan where a model's experts lie and which cores read them.
@@ -99,7 +143,22 @@ def plan(
     Options given here win over the configuration. Exit status 3 means that no policy suits; the reasons are
     shown. Measurements of this machine are used when they are there; --bench and --tune name others.
     """
-    wishes = Wishes(root, model, arena_bytes, policy, objective, workers, cpu_share, config, bench, tune)
+    wishes = Wishes(
+        root=root,
+        model=model,
+        arena_bytes=arena_bytes,
+        policy=policy,
+        objective=objective,
+        workers=workers,
+        cpu_share=cpu_share,
+        config=config,
+        bench=bench,
+        tune=tune,
+        gpu_nodes=gpu_nodes,
+        gpu_expert_layers=gpu_expert_layers,
+        other_bytes=other_bytes,
+        tokens_per_step=tokens_per_step,
+    )
     facts, plan_options = _facts_and_options(wishes)
     topology = machine_facts(root)
     request = plan_request(facts, plan_options)
@@ -108,16 +167,22 @@ def plan(
     except PlanRefused as refusal:
         if not as_json:
             raise refusal_error(refusal) from refusal
-        print_json({"refused": True, "reasons": [reason_to_dict(reason) for reason in refusal.reasons]})
+        print_json(refusal_to_dict(refusal))
         return refusal_error(refusal).exit_status
-    if as_json:
+    if as_drop_in:
+        from planner.dropin import drop_in_text
+        from stratad.unit_files import PLAN_PATH
+
+        text = drop_in_text(decided, str(PLAN_PATH))
+        click.echo("# this plan needs no drop-in" if text is None else text.rstrip("\n"))
+    elif as_json:
         print_json(plan_to_dict(decided))
     else:
         print_report(_text(topology, facts, request, decided))
     return 0
 
 
-def calibration_for(wishes: Wishes) -> Calibration:
+def calibration_for(wishes: Wishes) -> Calibration | None:
     """Give the measurements to plan with: the named ones, and this machine's own for the live root."""
     directory = STATE_DIRECTORY if wishes.root == LIVE_ROOT else None
     return machine_calibration(directory, wishes.bench, wishes.tune)
@@ -138,6 +203,10 @@ def _facts_and_options(wishes: Wishes) -> tuple[ModelFacts | None, PlanOptions]:
         worker_count=wishes.workers,
         cpu_share=wishes.cpu_share,
         arena_bytes=wishes.arena_bytes,
+        extra_host_bytes=wishes.other_bytes or 0,
+        gpu_node_ids=wishes.gpu_nodes or None,
+        gpu_expert_layers=wishes.gpu_expert_layers,
+        tokens_per_step=wishes.tokens_per_step,
     )
     model_path = wishes.model
     configuration_path = _configuration_path(wishes)
@@ -165,6 +234,7 @@ def _configured(wishes: Wishes, options: PlanOptions, path: Path) -> tuple[PlanO
         objective=options.objective if wishes.objective is not None else Objective(placement.objective),
         worker_count=wishes.workers if wishes.workers is not None else placement.workers,
         context_tokens=configuration.model.context_tokens,
+        pool_spin_seconds=placement.spin_microseconds * 1e-6,
     )
     return filled, configuration.model.path
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.lab import image, layouts
+from tests.lab import image
 from tests.lab.machine import Machine, booted
 from tests.lab.serving import install, stop_and_forget
 
@@ -40,10 +40,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 @pytest.fixture(scope="module")
 def guest(request: pytest.FixtureRequest) -> Iterator[Machine]:
-    """The module's machine: its LAYOUT, with the unit files installed."""
-    layout = getattr(request.module, "LAYOUT", layouts.TWO)
-    disks = [make() for make in getattr(request.module, "DISKS", ())]
-    with booted(layout, kernel_options=getattr(request.module, "KERNEL_OPTIONS", ""), disks=disks) as machine:
+    """The module's machine: its LAYOUT, with stratad's disk, more DISKS, and the unit files installed."""
+    disks = [image.installation_image(), *(make() for make in getattr(request.module, "DISKS", ()))]
+    with booted(request.module.LAYOUT, disks) as machine:
         install(machine)
         yield machine
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import runpy
 import shutil
 import struct
 import subprocess
@@ -17,9 +18,11 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 GUEST = Path(__file__).parent / "guest"
+PACKAGE = ROOT / "packaging" / "debian"
 
 # Where the guest finds the disk with stratad; the virtual environment's scripts name this path.
 INSTALLATION = "/opt/stratad"
@@ -207,76 +210,83 @@ def _dress(tree: Path) -> None:
 
 def installation_image() -> Path:
     """A disk with a virtual environment at INSTALLATION: stratad for the AVX2 baseline and what it imports."""
-    wheel = baseline_wheel()
-    sources = [*sorted((ROOT / "stratad").rglob("*.py")), *sorted((ROOT / "planner").rglob("*.py"))]
-    sources += [path for path in sorted((ROOT / "packaging").rglob("*")) if path.is_file()]
-    parts = [path.read_text(errors="replace") for path in sources]
-    image = cache_directory() / f"stratad-{_digest(wheel.name, wheel.parent.name, *parts)}.ext4"
+    image = cache_directory() / f"stratad-{_sources_digest()}.ext4"
     if not image.exists():
         print("lab: packing stratad", flush=True)
         for former in cache_directory().glob("stratad-*.ext4"):
             former.unlink()
         tree = cache_directory() / "installation"
         shutil.rmtree(tree, ignore_errors=True)
-        _virtual_environment(tree, wheel)
+        _virtual_environment(tree, _baseline_wheel())
         mebibytes = sum(path.stat().st_size for path in tree.rglob("*") if path.is_file()) // 2**20
         _pack(tree, image, mebibytes * 5 // 4 + 32, "labopt")
     return image
 
 
 def model_image() -> Path:
-    """A disk with a model whose experts take 405 MiB: more than a small node has, less than two of them."""
+    """A disk with a model whose experts take 408 MiB: more than a small node has, less than two of them."""
     # Imported late: quantising needs the native module, which only this model's builder does.
-    from tests.bench.synthetic_model import BenchShape, cached_model
+    from tests.support.gguf_models import ModelShape, write_model
 
-    model = cached_model(BenchShape(layer_count=2, expert_count=80, experts_used=2))
-    image = cache_directory() / f"model-{_digest(model.name, str(model.stat().st_size))}.ext4"
+    shape = ModelShape(embedding=1024, expert_hidden=1024, expert_count=64, experts_used=2)
+    image = cache_directory() / f"model-{_digest(repr(shape))}.ext4"
     if not image.exists():
+        print("lab: writing the large model", flush=True)
         with tempfile.TemporaryDirectory(dir=cache_directory()) as name:
-            (Path(name) / "large.gguf").hardlink_to(model)
+            model = write_model(Path(name) / "large.gguf", shape=shape, vocabulary="bytes")
             _pack(Path(name), image, model.stat().st_size // 2**20 + 64, "labmodel")
     return image
 
 
-def baseline_wheel() -> Path:
-    """The wheel of this checkout with the native module for AVX2: the guest's CPU has no AVX-512.
+def package_image() -> Path:
+    """A disk with the Debian package of this checkout."""
+    parts = [_sources_digest(), *(path.read_text() for path in sorted(PACKAGE.iterdir()) if path.is_file())]
+    image = cache_directory() / f"package-{_digest(*parts)}.ext4"
+    if not image.exists():
+        print("lab: building the Debian package", flush=True)
+        for former in cache_directory().glob("package-*.ext4"):
+            former.unlink()
+        with tempfile.TemporaryDirectory(dir=cache_directory()) as name:
+            _run([sys.executable, str(PACKAGE / "build.py"), str(cache_directory()), name])
+            package = next(Path(name).glob("*.deb"))
+            _pack(Path(name), image, package.stat().st_size // 2**20 + 32, "labpackage")
+    return image
+
+
+def _sources_digest() -> str:
+    """A name for what goes into the installation: this checkout's Python, native and unit files."""
+    folders = ("stratad", "planner", "native", "packaging/systemd", "packaging/requirements")
+    paths = [path for folder in folders for path in sorted((ROOT / folder).rglob("*")) if path.is_file()]
+    kept = [path for path in paths if "__pycache__" not in path.parts]
+    return _digest(*(path.read_text(errors="replace") for path in [*kept, ROOT / "pyproject.toml"]))
+
+
+def _baseline_wheel() -> Path:
+    """The wheel with the native module for AVX2: the guest's CPU has no AVX-512.
 
     Its Python files may be older than the checkout's; the native module is not.
     """
     sources = [path for path in sorted((ROOT / "native").rglob("*")) if path.is_file()]
     sources += [ROOT / "pyproject.toml", ROOT / "packaging/bootstrap/fetch_llama.py"]
     directory = (
-        cache_directory() / f"wheel-{_digest(*(path.read_text(errors='replace') for path in sources))}"
+        cache_directory() / f"native-{_digest(*(path.read_text(errors='replace') for path in sources))}"
     )
     if not directory.exists():
         print("lab: compiling stratad for the AVX2 baseline", flush=True)
-        for former in cache_directory().glob("wheel-*"):
+        for former in cache_directory().glob("native-*"):
             shutil.rmtree(former)
-        partial = directory.with_suffix(".partial")
-        llama = _output([sys.executable, str(ROOT / "packaging/bootstrap/fetch_llama.py")]).strip()
-        command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check"]
-        command += ["--no-build-isolation", "--no-deps", "--wheel-dir", str(partial), str(ROOT)]
-        command += [f"-Cbuild-dir={cache_directory() / 'build'}", "-Ccmake.define.STRATAD_NATIVE=OFF"]
-        command += [f"-Ccmake.define.STRATAD_LLAMA_SOURCE={llama}"]
-        search = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-        jobs = str(len(os.sched_getaffinity(0)))
-        _run(command, environment={"PATH": search, "CMAKE_BUILD_PARALLEL_LEVEL": jobs})
+        wheel = _package_builder()["baseline_wheel"](cache_directory())
+        partial = cache_directory() / "native.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        shutil.copy(wheel, partial)
         partial.rename(directory)
     return next(directory.glob("*.whl"))
 
 
-def wheelhouse() -> Path:
-    """The wheels of everything that stratad imports, by the lock file."""
-    lock = ROOT / "packaging/requirements/runtime.lock"
-    directory = cache_directory() / f"wheelhouse-{_digest(lock.read_text())}"
-    if not directory.exists():
-        partial = directory.with_suffix(".partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
-        command += ["--require-hashes", "--no-deps", "--only-binary", ":all:"]
-        _run([*command, "--dest", str(partial), "--requirement", str(lock)])
-        partial.rename(directory)
-    return directory
+def _package_builder() -> dict[str, Any]:
+    """The functions of packaging/debian/build.py, which is a script and in no package."""
+    return runpy.run_path(str(PACKAGE / "build.py"))
 
 
 def _virtual_environment(tree: Path, wheel: Path) -> None:
@@ -284,7 +294,8 @@ def _virtual_environment(tree: Path, wheel: Path) -> None:
     packages = tree / "lib/python3.11/site-packages"
     packages.mkdir(parents=True)
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index"]
-    wheels = [str(path) for path in sorted(wheelhouse().iterdir())]
+    wheelhouse = _package_builder()["wheelhouse"](cache_directory())
+    wheels = [str(path) for path in sorted(wheelhouse.iterdir())]
     _run([*command, "--no-deps", "--target", str(packages), str(wheel), *wheels])
     shutil.rmtree(packages / "bin", ignore_errors=True)
     for name in ("stratad", "planner"):

@@ -57,6 +57,14 @@ TWO = Layout(
     (*_node(0, 896, "0-1"), *_node(1, 896, "2-3"), *_distances(2), *_display(1)),
 )
 
+# With three cores a node, the plan leaves some to the rest of the system.
+WIDE = Layout(
+    "wide",
+    "6,sockets=2,cores=3,threads=1",
+    1792,
+    (*_node(0, 896, "0-2"), *_node(1, 896, "3-5"), *_distances(2), *_display(1)),
+)
+
 # Each node holds half of the large model with headroom, and not the whole.
 TIGHT = Layout(
     "tight",
@@ -65,12 +73,17 @@ TIGHT = Layout(
     (*_node(0, 512, "0-1"), *_node(1, 512, "2-3"), *_distances(2), *_display(1)),
 )
 
+# Two cores a node: with one, the core that is kept free would leave a slice without a worker.
 FOUR = Layout(
     "four",
-    "4,sockets=2,cores=2,threads=1",
+    "8,sockets=2,cores=4,threads=1",
     2560,
     (
-        *(option for node_id in range(4) for option in _node(node_id, 640, str(node_id))),
+        *(
+            option
+            for node_id in range(4)
+            for option in _node(node_id, 640, f"{2 * node_id}-{2 * node_id + 1}")
+        ),
         *_distances(4, 32, {(0, 1): 12, (2, 3): 12}),
         *_display(2),
     ),

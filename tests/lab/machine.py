@@ -24,8 +24,9 @@ from tests.lab.layouts import Layout
 BOOT_LIMIT_SECONDS = 400.0
 CALL_LIMIT_SECONDS = 420.0
 
-# Where the guest finds the disk of image.model_image.
+# Where the guest finds the disks of image.model_image and image.package_image.
 MODELS = "/srv/models"
+PACKAGES = "/srv/packages"
 
 _KERNEL_COMMAND_LINE = (
     "root=/dev/nvme0n1 rw console=ttyS0 quiet panic=-1 nokaslr mitigations=off random.trust_cpu=on "
@@ -139,10 +140,11 @@ class Machine:
                         raise MachineLost(f"the guest did not come up\n{self.console}")
 
     def mount_disks(self) -> None:
-        """Mounts stratad's disk, and the one with the large model where there is one."""
+        """Mounts the disks that this machine has: stratad's, the large model's, the Debian package's."""
         self.shell(
-            f"mount -o ro LABEL=labopt {image.INSTALLATION}; mkdir -p {MODELS}; "
-            f"[ ! -e /dev/disk/by-label/labmodel ] || mount -o ro LABEL=labmodel {MODELS}"
+            f"mkdir -p {MODELS} {PACKAGES}; "
+            f"for disk in labopt:{image.INSTALLATION} labmodel:{MODELS} labpackage:{PACKAGES}; do "
+            "[ ! -e /dev/disk/by-label/${disk%:*} ] || mount -o ro LABEL=${disk%:*} ${disk#*:}; done"
         )
 
     def reboot(self) -> None:
@@ -188,8 +190,8 @@ class Machine:
 
 
 @contextmanager
-def booted(layout: Layout, *, kernel_options: str = "", disks: Sequence[Path] = ()) -> Iterator[Machine]:
-    """A machine of this layout with stratad's disk mounted; it is gone at the end, with everything written to it."""
+def booted(layout: Layout, disks: Sequence[Path]) -> Iterator[Machine]:
+    """A machine of this layout with these disks; it is gone at the end, with everything written to it."""
     image.require_host()
     root = image.root_image()
     with tempfile.TemporaryDirectory(prefix="vm-", dir=image.cache_directory()) as name:
@@ -198,7 +200,7 @@ def booted(layout: Layout, *, kernel_options: str = "", disks: Sequence[Path] = 
         listener.bind(str(folder / "agent"))
         listener.listen(1)
         listener.settimeout(60)
-        command = _command(layout, kernel_options, root, [image.installation_image(), *disks], folder)
+        command = _command(layout, root, disks, folder)
         with (folder / "console").open("wb") as console:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=console, stderr=subprocess.STDOUT
@@ -207,9 +209,7 @@ def booted(layout: Layout, *, kernel_options: str = "", disks: Sequence[Path] = 
             channel, _ = listener.accept()
             machine = Machine(process, channel, folder / "console")
             machine.wait_until_booted()
-            machine.shell(
-                f"mountpoint -q {image.INSTALLATION} || mount -o ro LABEL=labopt {image.INSTALLATION}"
-            )
+            machine.mount_disks()
             yield machine
         finally:
             if process.poll() is None:
@@ -218,9 +218,7 @@ def booted(layout: Layout, *, kernel_options: str = "", disks: Sequence[Path] = 
             listener.close()
 
 
-def _command(
-    layout: Layout, kernel_options: str, root: Path, disks: Sequence[Path], folder: Path
-) -> list[str]:
+def _command(layout: Layout, root: Path, disks: Sequence[Path], folder: Path) -> list[str]:
     program = shutil.which("qemu-system-x86_64")
     assert program is not None
     command = [program, "-nodefaults", "-no-user-config", "-display", "none", "-machine", "q35,hpet=off"]
@@ -228,7 +226,7 @@ def _command(
     command += ["-accel", "tcg,thread=multi,tb-size=256", "-cpu", "max,-la57"]
     command += ["-smp", layout.processors, "-m", f"{layout.memory_mebibytes}M", *layout.options]
     command += ["-serial", "stdio", "-kernel", str(image.kernel())]
-    command += ["-append", f"{_KERNEL_COMMAND_LINE} {kernel_options}".strip()]
+    command += ["-append", _KERNEL_COMMAND_LINE]
     # Without bus= a device would land on the expander bridge.
     for index, disk in enumerate([root, *disks]):
         drive = f"if=none,id=disk{index},file={disk},format=raw,cache=unsafe"

@@ -140,3 +140,19 @@ def test_a_plan_for_another_machine_is_refused_with_the_way_out(machine: Machine
     machine.check(STRATACTL, "revert")
     start(machine)
     assert state(machine) == "ready"
+
+
+def test_idle_huge_pages_on_one_node_are_told_and_do_not_keep_it_from_starting(machine: Machine) -> None:
+    pool = "/sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages"
+    machine.shell(f"echo 3 > /proc/sys/vm/drop_caches; echo 200 > {pool}")
+    try:
+        # The pool hides most of what node 0 has free.
+        assert int(machine.read(pool)) > 150
+        configure(machine, placement='policy = "split"')
+        apply(machine)
+        start(machine)
+        assert "huge-pages-idle" in reason_codes(machine)
+        assert set(node_counts(machine)) == {0, 1}
+        assert complete(machine)
+    finally:
+        machine.shell(f"echo 0 > {pool}")

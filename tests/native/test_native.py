@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
@@ -34,6 +35,15 @@ def llama_source() -> str:
 def build(request: pytest.FixtureRequest) -> Path:
     """The build directory of one sanitizer, up to date; llama.cpp's libraries come from the ordinary build."""
     folder = ROOT / "build" / request.param
+    # Test processes that share the checkout take turns: two cmakes in one folder break each other.
+    with (ROOT / "build" / f"{request.param}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        build_in(folder, request.param)
+    return folder
+
+
+def build_in(folder: Path, preset: str) -> None:
+    """Configures and compiles; quick when nothing has changed."""
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     for command in (
         [
@@ -41,7 +51,7 @@ def build(request: pytest.FixtureRequest) -> Path:
             "-S",
             str(ROOT / "native"),
             "--preset",
-            request.param,
+            preset,
             f"-DSTRATAD_LLAMA_SOURCE={llama_source()}",
         ],
         ["cmake", "--build", str(folder)],
@@ -50,7 +60,6 @@ def build(request: pytest.FixtureRequest) -> Path:
             command, cwd=ROOT / "native", env=environment, check=False, capture_output=True, text=True
         )
         assert outcome.returncode == 0, outcome.stdout[-4000:] + outcome.stderr[-4000:]
-    return folder
 
 
 def run(build: Path, *command: str) -> str:

@@ -121,6 +121,16 @@ def test_groups_are_renamed_wherever_they_are_mounted(mount: str) -> None:
     assert b"0123abcd" not in archive_bytes(cleaned(recording))
 
 
+def test_cpus_that_are_known_by_their_folders_alone_survive() -> None:
+    """Old kernels have no cpu/online: which CPUs there are is what the directory lists."""
+    files = machine_files(MachineShape(even_nodes(2, 4, threads_per_core=2)))
+    del files["/sys/devices/system/cpu/online"]
+    recording = Recording(MemoryTree(files))
+    live = topology_of(recording)
+    assert len(live.cpus) == 16
+    assert topology_of(cleaned(recording)) == live
+
+
 def test_links_and_empty_folders_survive(tmp_path: Path) -> None:
     made = ArchivedMachine({"/a/b": "1"}, {"/a/link": "amdgpu"}, frozenset({"/a/empty", "/a"}))
     path = tmp_path / "made.tar.xz"

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -88,6 +89,35 @@ def test_options_reach_the_planner(capsys: pytest.CaptureFixture[str], machine: 
     assert (document["policy"], document["objective"]) == ("single-socket", "prompt")
     _, out, _ = outcome(capsys, *arguments, "--cpu-share", "0")
     assert json.loads(out)["reasons"][0]["code"] == "all-experts-in-vram"
+
+
+def test_facts_about_gpus_buffers_and_drafts_reach_the_planner(
+    capsys: pytest.CaptureFixture[str], machine: Path, model: Path
+) -> None:
+    def document(*options: object) -> dict[str, Any]:
+        _, out, _ = outcome(capsys, "plan", "--root", machine, "--model", model, "--json", *options)
+        found = json.loads(out)
+        assert isinstance(found, dict)
+        return found
+
+    def arena_bytes(found: dict[str, Any]) -> int:
+        return int(sum(part["size_bytes"] for part in found["arena_slices"]))
+
+    plain = document("--policy", "split")
+    assert arena_bytes(document("--policy", "split", "--gpu-expert-layers", 1)) * 2 == arena_bytes(plain)
+    assert document("--gpu-expert-layers", 2)["reasons"][0]["code"] == "no-experts"
+    assert document("--gpu-node", 1, "--policy", "single-socket")["memory_nodes"] == [1]
+    assert document("--policy", "single-socket")["memory_nodes"] == [0]
+
+    def step(found: dict[str, Any]) -> float:
+        return float(next(c for c in found["candidates"] if c["is_chosen"])["estimate"]["stream_seconds"])
+
+    assert step(document("--policy", "split", "--tokens-per-step", 3)) == pytest.approx(3 * step(plain))
+    status, out, _ = outcome(
+        capsys, "plan", "--root", machine, "--model", model, "--other-bytes", "61GiB", "--json"
+    )
+    assert status == 3
+    assert json.loads(out)["reasons"][0]["code"] == "arena-exceeds-memory"
 
 
 def test_a_dense_model_has_no_experts(

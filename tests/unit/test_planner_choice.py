@@ -302,11 +302,7 @@ def test_unsliced_work_over_sockets_needs_a_gain_and_is_doubted() -> None:
     spread = plan_with(60)
     assert spread.policy is Policy.INTERLEAVE
     assert 0.2 < float(str(reason_of(spread, "estimated-gain").evidence["gain"])) < 0.9
-    assert spread.confidence is Confidence.LIKELY
-    with_gpu = MachineShape(
-        even_nodes(2, 8, total_gib=512, free_gib=(400, 60)), (GpuShape("0000:01:00.0", 0),)
-    )
-    assert planned(with_gpu, 200).confidence is Confidence.ESTIMATED
+    assert spread.confidence is Confidence.ESTIMATED
     small = planned(MachineShape(even_nodes(2, 8, total_gib=512, free_gib=(400, 2.5))), 2)
     assert small.policy is Policy.SINGLE_SOCKET
 

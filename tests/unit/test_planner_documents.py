@@ -96,7 +96,9 @@ def test_every_field_is_required() -> None:
 
 def test_log_lines_are_names_and_values() -> None:
     lines = log_lines(planned(MACHINE, 44))
-    assert lines[0].startswith("plan: policy=split nodes=0-1 workers=22 slices=2 fingerprint=")
+    assert lines[0].startswith(
+        "plan: policy=split nodes=0-1 workers=22 slices=2 confidence=likely fingerprint="
+    )
     assert lines[1] == "plan: split chosen: most-local-feasible nodes=0,1"
     assert any(
         line.startswith("plan: single-socket rejected: arena-exceeds-nodes nodes=0 ") for line in lines

@@ -150,6 +150,6 @@ def test_an_installation_in_a_home_folder_is_refused_with_the_way_out(
 ) -> None:
     monkeypatch.setattr(Path, "is_file", lambda path: True)
     with pytest.raises(StratadError) as refusal:
-        service_command(Path("/home/ada/venv/bin/python3"))
+        service_command(Path("/run/user/1000/venv/bin/python3"))
     assert "home folder" in refusal.value.because
     assert "/opt/stratad" in refusal.value.remedy

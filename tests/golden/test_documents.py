@@ -1,0 +1,155 @@
+"""Documents made from code: docs/REASONS.md, the tables of docs/PLANNER.md, and the plan's JSON Schema.
+
+`pytest tests/golden --update-golden` writes them anew; review the diff.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from planner import REASON_CODES, CostConstants
+from planner.hardware import GENERATION_ROWS, GIGABYTE
+from stratad.plan_schema import plan_schema
+from tests.support.arm_scores import judgements, scores, table
+from tests.support.arms import load_cases
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+CONSTANT_NOTES = {
+    "norm_power": ("", "fitted, weak: 2 to 8"),
+    "same_package_factor": ("", "assumed"),
+    "remote_factor": ("", "fitted, at its lower bound; idle latency ratios are 1.6 to 1.7 (MLC)"),
+    "base_seconds": ("us a layer", "fitted, undetermined: 20 to 150"),
+    "local_seconds": ("us a worker and phase", "a two-thread barrier takes 0.19 to 0.26 us"),
+    "cross_seconds": ("us a layer", "fitted on seed 3413: 5 to 120"),
+    "wake_seconds": ("us a layer", "fitted; the wake call itself takes 1.2 us"),
+    "claim_seconds": ("us", "fitted, 0.1 to 1.5; four transfers of a dirty line across packages"),
+    "tasks_per_worker": ("a phase", "seed 3708: 60 tasks for 20 threads"),
+    "phase_count": ("", "gate and up, then down"),
+    "gpu_rest_seconds_per_layer": ("us", "fitted, x0.6 to x1.5"),
+    "large_model_rest_factor": ("", "from about 110 GB of experts on"),
+    "cpu_rest_share": ("", "fitted, at a bound: 0.05 to 0.3"),
+    "host_to_gpu_rate": ("GB/s", "PCIe 3.0 x16: 11.6 to 12.8 measured"),
+    "host_to_gpu_remote_factor": ("", "1.08 (seed 3708-c) to 3.2 (pub-gearshifft-82)"),
+    "oversubscribed_factor": ("", "2 to 2900 measured: right in direction only"),
+    "needed_gain": ("", "a candidate must gain more than this over the safe one"),
+}
+
+
+def reasons_document() -> str:
+    lines = [
+        "# Reasons",
+        "",
+        "Generated from `planner/reason.py` by `pytest tests/golden --update-golden`; do not edit.",
+        "",
+        "Every choice, refusal and warning carries one of these codes: in the journal, in `stratactl plan`, in",
+        "the metric `stratad_plan_reason` and on the status page. `stratactl explain CODE` shows one row.",
+        "",
+        "| code | what it means | what to do |",
+        "|---|---|---|",
+    ]
+    rows = (
+        f"| `{code}` | {escaped(row.meaning)} | {escaped(row.action) or '-'} |"
+        for code, row in REASON_CODES.items()
+    )
+    return "\n".join([*lines, *rows]) + "\n"
+
+
+def escaped(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def constants_table() -> str:
+    lines = ["| constant | default | note |", "|---|---|---|"]
+    for field in dataclasses.fields(CostConstants):
+        unit, note = CONSTANT_NOTES[field.name]
+        value = getattr(CostConstants(), field.name)
+        scale = 1e6 if unit.startswith("us") else 1 / GIGABYTE if unit == "GB/s" else 1
+        shown = f"{value * scale:g} {unit}".strip()
+        lines.append(f"| `{field.name}` | {shown} | {note} |")
+    return "\n".join(lines)
+
+
+def machines_table() -> str:
+    lines = [
+        "| CPU | channels a package | MT/s | share | link GB/s | one core GB/s | doubt | basis |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {generation} | {row.channels_per_package} | {row.megatransfers} | {row.channel_share:.2f} "
+        f"| {row.link_bandwidth / GIGABYTE:g} | {row.core_rate / GIGABYTE:g} | {row.uncertainty:.0%} | {row.basis} |"
+        for generation, row in GENERATION_ROWS.items()
+    ]
+    return "\n".join(lines)
+
+
+@functools.cache
+def validation_text() -> str:
+    items = judgements(load_cases())
+    lines = ["| | choice | ranking | pairs in order | median error of a ratio |", "|---|---|---|---|---|"]
+    for name, group in (("seeds", "seed"), ("open cases", "open")):
+        found = scores(item for item in items if item.case.group == group)
+        lines.append(
+            f"| {name} | {found['choice']} | {found['ranking']} | {found['pairs']} | {found['median error']} |"
+        )
+    return "\n".join([*lines, "", table(items)])
+
+
+def planner_document() -> str:
+    text = (DOCS / "PLANNER.md").read_text()
+    blocks = {"constants": constants_table(), "machines": machines_table(), "validation": validation_text()}
+    for name, block in blocks.items():
+        pattern = re.compile(rf"<!-- generated: {name} -->\n.*?<!-- end -->", re.DOTALL)
+        assert len(pattern.findall(text)) == 1, name
+        text = pattern.sub(lambda _, n=name, b=block: f"<!-- generated: {n} -->\n{b}\n<!-- end -->", text)
+    return text
+
+
+def schema_document() -> str:
+    return json.dumps(plan_schema(), indent=2) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("REASONS.md", reasons_document),
+        ("PLANNER.md", planner_document),
+        ("plan.schema.json", schema_document),
+    ],
+)
+def test_the_document_says_what_the_code_does(
+    name: str, make: object, request: pytest.FixtureRequest
+) -> None:
+    assert callable(make)
+    text, path = make(), DOCS / name
+    if request.config.getoption("--update-golden", default=False):
+        path.write_text(text)
+    assert path.read_text() == text, "run `pytest tests/golden --update-golden` and review the diff"
+
+
+def test_every_constant_has_a_note_and_every_reason_that_stops_or_warns_has_a_way_out() -> None:
+    assert set(CONSTANT_NOTES) == {field.name for field in dataclasses.fields(CostConstants)}
+    informs = {
+        "gpu-node-preferred",
+        "most-local-feasible",
+        "no-experts",
+        "policy-excluded",
+        "policy-requested",
+        "prompt-at-gpu",
+        "single-node-machine",
+        "tuned-winner",
+        "workers-rounded",
+    }
+    assert {code for code, row in REASON_CODES.items() if not row.action} == informs
+
+
+def test_the_validation_scores_meet_their_bars() -> None:
+    """The words in the document are the ones the tests of the arms ask for."""
+    text = validation_text()
+    assert "| seeds | 10 of 10 | 9 of 10 |" in text
+    assert "| open cases | 10 of 11 | 16 of 19 |" in text

@@ -1,0 +1,125 @@
+"""What apply, reserve and release would write, and what they ask of systemd; nothing here touches this machine's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from planner import Policy
+from planner.dropin import plan_cpu_ids
+from stratad.cli.apply import Outcome, outcome_document, placement_files, settle
+from stratad.cli.main import run
+from stratad.cli.reserve import other_units, reservation_files
+from stratad.systemd_control import system_objections
+from stratad.unit_files import PLAN_PATH, UNIT, Change, placement_path
+from tests.support.machines import MachineShape, even_nodes
+from tests.support.planning import planned
+
+SPLIT = planned(MachineShape(even_nodes(2, 4)), 4, requested_policy=Policy.SPLIT)
+DEMO = Path(__file__).parents[2] / "etc" / "demo" / "demo-moe.gguf"
+
+
+class RememberingControl:
+    """systemd as far as commands see it, with the units that run."""
+
+    def __init__(self, *active: str) -> None:
+        self.active = active
+        self.asked: list[str] = []
+
+    def reload(self) -> None:
+        self.asked.append("reload")
+
+    def restart(self, unit: str) -> None:
+        self.asked.append(f"restart {unit}")
+
+    def is_active(self, unit: str) -> bool:
+        return unit in self.active
+
+    def property_of(self, unit: str, name: str) -> str:
+        return ""
+
+
+def test_a_running_service_is_restarted_after_the_reload() -> None:
+    control = RememberingControl(UNIT)
+    assert settle(control, is_restart_wanted=True) == (f"{UNIT} was restarted and is ready",)
+    assert control.asked == ["reload", f"restart {UNIT}"]
+
+
+def test_a_service_that_does_not_run_is_not_started() -> None:
+    control = RememberingControl()
+    [note] = settle(control, is_restart_wanted=True)
+    assert "systemctl start stratad" in note
+    assert control.asked == ["reload"]
+
+
+def test_a_running_service_is_left_alone_when_asked() -> None:
+    control = RememberingControl(UNIT)
+    [note] = settle(control, is_restart_wanted=False)
+    assert "former plan" in note
+    assert control.asked == ["reload"]
+
+
+def test_the_drop_in_names_the_plan_that_is_written_beside_it() -> None:
+    files = placement_files(SPLIT)
+    drop_in, document = files[placement_path()], files[PLAN_PATH]
+    assert drop_in is not None
+    assert document is not None
+    assert f"Environment=STRATAD_PLAN={PLAN_PATH}\n" in drop_in
+    assert json.loads(document)["fingerprint"] == SPLIT.fingerprint
+
+
+def test_a_plan_without_placement_takes_both_files_away() -> None:
+    assert set(placement_files(planned(MachineShape(even_nodes(1, 4)), 4)).values()) == {None}
+
+
+def test_machines_are_reserved_against_only_where_there_are_any() -> None:
+    assert other_units(RememberingControl()) == ("init.scope", "system.slice", "user.slice")
+    assert "machine.slice" in other_units(RememberingControl("machine.slice"))
+
+
+def test_a_reservation_never_holds_a_cpu_of_the_plan(tmp_path: Path) -> None:
+    rest = tuple(sorted(set(range(8)) - set(plan_cpu_ids(SPLIT))))
+    files = reservation_files(tmp_path, ("system.slice", "init.scope"), rest, SPLIT.fingerprint)
+    assert {path.parent.name for path in files} == {"system.slice.d", "init.scope.d"}
+    for text in files.values():
+        assert text is not None
+        assert SPLIT.fingerprint in text
+
+
+def test_systems_where_drop_ins_do_nothing_are_told(tmp_path: Path) -> None:
+    present = tmp_path / "present"
+    present.mkdir()
+    absent = tmp_path / "absent"
+    assert system_objections(present, present) == ()
+    [without_systemd] = system_objections(absent, present)
+    assert "not booted by systemd" in without_systemd
+    [version_one] = system_objections(present, absent)
+    assert "version 1" in version_one
+
+
+def test_the_outcome_as_json_has_every_change() -> None:
+    change = Change(Path("/etc/x.conf"), None, "text")
+    assert outcome_document(Outcome((change,), ("a note",), SPLIT), True) == {
+        "dry_run": True,
+        "plan": {"policy": "split", "fingerprint": SPLIT.fingerprint},
+        "changes": [{"path": "/etc/x.conf", "before": None, "after": "text"}],
+        "notes": ["a note"],
+    }
+
+
+def test_a_dry_run_of_apply_shows_the_plan_for_the_configured_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    configuration = tmp_path / "stratad.toml"
+    configuration.write_text(f'[model]\npath = "{DEMO}"\n')
+    assert run(["apply", "--dry-run", "--json", "--config", str(configuration)]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["dry_run"] is True
+    assert document["plan"]["policy"] in [policy.value for policy in Policy]
+
+
+def test_plan_writes_the_drop_in_that_apply_would(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert run(["plan", "--arena-bytes", "1MiB", "--policy", "off", "--drop-in"]) == 0
+    assert capsys.readouterr().out == "# this plan needs no drop-in\n"
