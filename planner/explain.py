@@ -170,7 +170,8 @@ def _process_memory(plan: Plan) -> str:
 def _rejections(plan: Plan) -> list[str]:
     """Give one line for each kind of rejected candidate; sockets refused alike share one."""
     lines = [
-        f"not       {reason.policy or 'this'}: {reason.message} [{reason.code}]{_and_more(more)}"
+        f"not       {reason.policy or 'this'}{_in_slices(reason.evidence.get('slices'))}: {reason.message} "
+        f"[{reason.code}]{_and_more(more)}"
         for reason, more in _first_of_each(plan.reasons_with(Effect.REJECTS), lambda r: (r.policy, r.code))
     ]
     weighed = tuple(
@@ -180,7 +181,7 @@ def _rejections(plan: Plan) -> list[str]:
     )
     lines += [
         f"not       {candidate.policy} on {node_phrase(candidate.node_ids)}"
-        f"{f' in {candidate.slice_count} slices' if candidate.slice_count > 1 else ''}: "
+        f"{_in_slices(candidate.slice_count)}: "
         f"{_milliseconds(candidate)}{_and_more(more)}"
         for candidate, more in _first_of_each(weighed, lambda item: (item.policy, item.slice_count))
     ]
@@ -193,6 +194,11 @@ def _first_of_each(items: Iterable[Item], key: Callable[[Item], object]) -> list
     for item in items:
         groups.setdefault(key(item), []).append(item)
     return [(group[0], len(group) - 1) for group in groups.values()]
+
+
+def _in_slices(slice_count: Evidence) -> str:
+    """Give " in 4 slices": a machine may have a split by node and one by package."""
+    return f" in {slice_count} slices" if isinstance(slice_count, int) and slice_count > 1 else ""
 
 
 def _and_more(more: int) -> str:

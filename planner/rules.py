@@ -128,6 +128,7 @@ def node_too_small_for_slice(facts: Facts, draft: Draft) -> Reason | None:
             "needed_bytes": needed,
             "slice_bytes": slice_bytes[budget.node_id],
             "headroom_bytes": budget.headroom_bytes,
+            "slices": len(draft.arena_slices),
         },
         remedy="free memory on that node, keep fewer experts in host memory, or set policy = 'interleave'",
         policy=Policy.SPLIT,

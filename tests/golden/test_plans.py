@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from planner import (
+    CpuModel,
     Objective,
     PlanRefused,
     Policy,
+    explain_machine,
     explain_plan,
     explain_refusal,
     explain_topology,
@@ -60,6 +62,29 @@ CASES: dict[str, tuple[MachineShape, float, dict[str, object]]] = {
         {"other_host_bytes": 4 * GIB},
     ),
     "2s4n-16c-sub-numa": (MachineShape(even_nodes(4, 16, nodes_per_package=2, total_gib=256)), 375, {}),
+    "2s4n-8c-package-slices": (
+        MachineShape(
+            tuple(
+                NodeShape(n, n // 2, tuple((cpu,) for cpu in range(n * 8, n * 8 + 8)), size * GIB)
+                for n, size in enumerate((96, 16, 96, 16))
+            )
+        ),
+        120,
+        {},
+    ),
+    "2s2n-16c2t-emerald-rapids-4gpu": (
+        MachineShape(
+            even_nodes(2, 16, threads_per_core=2, total_gib=256),
+            tuple(
+                GpuShape(f"0000:{bus}:00.0", node)
+                for bus, node in (("18", 0), ("3b", 0), ("86", 1), ("af", -1))
+            ),
+            numa_balancing=1,
+            cpu_model=CpuModel("GenuineIntel", 6, 207, 2, "INTEL(R) XEON(R) GOLD 6526Y"),
+        ),
+        143,
+        {"other_host_bytes": 16 * GIB, "staging_placeable": False},
+    ),
     "2s8n-memory-holes": (HOLES, 20, {}),
     "2s2n-12c-dense-model": (MachineShape(even_nodes(2, 12)), 0, {"other_host_bytes": 8 * GIB}),
     "2s2n-12c-interleave-asked": (
@@ -72,17 +97,12 @@ CASES: dict[str, tuple[MachineShape, float, dict[str, object]]] = {
 
 def rendered(shape: MachineShape, arena_gib: float, request: dict[str, object]) -> str:
     topology = machine_topology(shape)
+    machine = explain_machine(topology) + explain_topology(topology)
     try:
         plan = make_plan(topology, request_for(arena_gib, **request))
     except PlanRefused as refusal:
-        return explain_topology(topology) + explain_refusal(refusal.reasons)
-    return (
-        explain_topology(topology)
-        + explain_plan(plan)
-        + "\n".join(log_lines(plan))
-        + "\n"
-        + plan_to_json(plan)
-    )
+        return machine + explain_refusal(refusal.reasons)
+    return machine + explain_plan(plan) + "\n".join(log_lines(plan)) + "\n" + plan_to_json(plan)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -17,6 +17,9 @@ def test_split_over_four_nodes_places_a_slice_on_each(machine: Machine) -> None:
     told = placement(machine)
     assert sorted(part["home_nodes"] for part in told["slices"]) == [[0], [1], [2], [3]]
     assert all(part["local_ratio"] >= 0.99 for part in told["slices"])
+    # Each node has as much as the plan says: in proportion to its workers.
     pages = node_counts(machine)
-    assert set(pages) == {0, 1, 2, 3}
-    assert max(pages.values()) - min(pages.values()) <= 0.1 * sum(pages.values())
+    planned = {part["node_ids"][0]: part["size_bytes"] for part in told["plan"]["arena_slices"]}
+    assert set(pages) == set(planned) == {0, 1, 2, 3}
+    for node, count in pages.items():
+        assert abs(count * 4096 - planned[node]) <= 0.05 * sum(planned.values()), (pages, planned)

@@ -11,6 +11,7 @@ from tests.lab.serving import (
     complete,
     configure,
     journal,
+    metrics,
     node_counts,
     process_id,
     reason_codes,
@@ -225,3 +226,15 @@ def test_numa_balancing_does_not_erode_a_placed_arena(machine: Machine) -> None:
     assert other.result()["status"] == 0, other.result()["stderr"]
     complete(machine)
     assert node_counts(machine) == before
+
+
+def test_pages_that_somebody_moves_are_noticed_and_told(machine: Machine) -> None:
+    split(machine, more="[metrics]\nplacement_check_seconds = 2.0\n")
+    assert state(machine) == "ready"
+    machine.check("migratepages", str(process_id(machine)), "0", "1")
+    assert node_counts(machine).keys() == {1}
+    wait_for(lambda: "placement-below-limit" in reason_codes(machine), "a complaint")
+    assert state(machine) == "degraded"
+    assert metrics(machine)['stratad_placement_local_ratio{node="0",slice="0"}'] < 0.95
+    assert metrics(machine)['stratad_plan_reason{code="placement-below-limit",effect="warns"}'] == 1
+    assert complete(machine)

@@ -7,18 +7,28 @@ from hypothesis import strategies as st
 
 from planner import (
     ArenaSpec,
+    BandwidthCell,
+    Benchmark,
+    Calibration,
+    Confidence,
+    LayerCosts,
+    MemoryHardware,
     MemoryMode,
     Objective,
     Plan,
     PlanRefused,
     PlanRequest,
     Policy,
+    SweepPoint,
     Topology,
     TopologyUnreadable,
+    TuneResult,
+    Tuning,
     explain_plan,
     explain_refusal,
     explain_topology,
     log_lines,
+    machine_fingerprint,
     make_plan,
     plan_from_json,
     plan_to_json,
@@ -81,7 +91,49 @@ requests = st.builds(
     requested_worker_count=st.one_of(st.none(), st.integers(1, 40)),
     gpu_node_ids=st.one_of(st.none(), st.just(()), st.just((0, 99))),
     placement_possible=st.sampled_from([None, True, False]),
+    allowed_policies=st.lists(st.sampled_from(list(Policy)), min_size=1, unique=True).map(tuple),
+    page_bytes=st.sampled_from([4096, 2 << 20, 1 << 30]),
+    tokens_per_step=st.sampled_from([1.0, 2.1]),
+    has_gpu=st.sampled_from([None, True, False]),
+    staging_placeable=st.sampled_from([None, True, False]),
+    memory=st.builds(
+        MemoryHardware,
+        st.one_of(st.none(), st.integers(1, 12)),
+        st.one_of(st.none(), st.integers(800, 9000)),
+        st.one_of(st.none(), st.floats(1e8, 1e12)),
+    ),
 )
+
+
+@st.composite
+def calibrations(draw: st.DrawFn, fingerprint: str) -> Calibration:
+    """Draw measurements, of this machine or another, with nodes that may not be there."""
+    rates, nodes = st.floats(1e6, 1e12), st.integers(0, 41)
+    machine = st.sampled_from([fingerprint, "0123456789ab"])
+    benchmark = st.builds(
+        Benchmark,
+        machine,
+        st.lists(st.builds(BandwidthCell, nodes, nodes, rates), max_size=4).map(tuple),
+        st.one_of(st.none(), rates),
+        st.builds(LayerCosts, *(st.one_of(st.none(), st.floats(0, 1e-3)) for _ in range(5))),
+        st.lists(st.builds(SweepPoint, st.integers(0, 64), rates), max_size=4).map(tuple),
+    )
+    result = st.builds(
+        TuneResult,
+        st.sampled_from(list(Policy)),
+        st.sampled_from([(), (0,), (0, 1)]),
+        st.integers(1, 64),
+        st.lists(st.floats(0.1, 1e3), min_size=1, max_size=4).map(tuple),
+        st.sampled_from([None, 0.5, 1.0]),
+    )
+    tuning = st.builds(
+        Tuning,
+        machine,
+        st.sampled_from([0, 4 * GIB]),
+        st.sampled_from(list(Objective)),
+        st.lists(result, max_size=4).map(tuple),
+    )
+    return Calibration(draw(st.one_of(st.none(), benchmark)), draw(st.one_of(st.none(), tuning)))
 
 
 def plan_or_refusal(topology: Topology, request: PlanRequest) -> Plan | None:
@@ -131,6 +183,8 @@ def check_plan(topology: Topology, request: PlanRequest) -> None:
     check_workers(topology, plan)
     check_memory(topology, request, plan)
     assert request.requested_policy in (None, plan.policy)
+    assert plan.policy in request.allowed_policies or request.arena.size_bytes == 0
+    assert plan.confidence in (Confidence.ESTIMATED, Confidence.LIKELY)
     if request.requested_worker_count is not None:
         assert len(plan.layout.workers) <= request.requested_worker_count
     assert sum(candidate.is_chosen for candidate in plan.candidates) == 1
@@ -174,3 +228,29 @@ def test_damaged_files_never_end_in_anything_else(
     assert sorted(every_cpu) == sorted(cpu.cpu_id for cpu in topology.cpus)
     assert sorted(cpu for package in topology.packages for cpu in package) == sorted(every_cpu)
     check_plan(topology, request)
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data(), shape=machines(), request=requests)
+def test_measurements_of_any_kind_give_a_sound_plan_or_a_typed_refusal(
+    data: st.DataObject, shape: MachineShape, request: PlanRequest
+) -> None:
+    try:
+        topology = topology_of(MemoryTree(machine_files(shape)))
+    except TopologyUnreadable:
+        return
+    calibration = data.draw(calibrations(machine_fingerprint(topology)))
+    try:
+        plan = make_plan(topology, request, calibration)
+    except PlanRefused:
+        return
+    check_workers(topology, plan)
+    check_memory(topology, request, plan)
+    assert make_plan(topology, request, calibration) == plan
+    assert plan_from_json(plan_to_json(plan)) == plan
+    if plan.confidence is Confidence.PROVEN:
+        assert calibration.tuning is not None
+        assert calibration.tuning.machine_fingerprint == plan.machine_fingerprint
+    if plan.confidence is Confidence.MEASURED:
+        assert calibration.benchmark is not None
+        assert calibration.benchmark.machine_fingerprint == plan.machine_fingerprint

@@ -74,6 +74,14 @@ def test_remote_bytes_are_bound_by_the_link() -> None:
     assert stream_seconds(crossed, slow_link, CONSTANTS) > 1.4 > stream_seconds(arm(), slow_link, CONSTANTS)
 
 
+def test_a_sliced_step_waits_for_its_slowest_slice_and_a_shared_queue_does_not() -> None:
+    lopsided = {0: 2, 1: 20}
+    sliced = stream_seconds(arm(workers=lopsided), RATES, CONSTANTS)
+    shared = stream_seconds(arm(workers=lopsided, is_sliced=False), RATES, CONSTANTS)
+    assert sliced > 1.4e9 / (2 * 4.5e9)
+    assert shared < sliced / 2
+
+
 def test_nothing_to_read_costs_no_synchronisation() -> None:
     assert step_estimate(arm(read_bytes={}), RATES, CONSTANTS).synchronization_seconds == 0
 
