@@ -5,34 +5,19 @@ plan.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from planner.candidates import Draft, can_place
 from planner.cpulist import format_id_list
 from planner.facts import Facts
-from planner.hardware import GENERATION_ROWS, generation_of
+from planner.measured_advice import MEASURED_RULES, Decided
 from planner.pages import huge_pages_stranded, huge_pages_too_few, page_larger_than_slice
 from planner.plan import MemoryMode
 from planner.quantity import count_of, format_bytes
-from planner.rates import MachineRates
 from planner.reason import Effect, Reason
 from planner.request import SMALL_PAGE_BYTES, Policy
 from planner.rules import ALLOW_PLACEMENT, needed_bytes, node_phrase, total_available_bytes
 
-if TYPE_CHECKING:
-    from planner.calibration import Benchmark
-
 Advice = Callable[[Facts, Draft], Reason | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Decided:
-    """The chosen draft, with the rates and the benchmark it was weighed by."""
-
-    draft: Draft
-    rates: MachineRates
-    benchmark: Benchmark | None
 
 
 # Seed 3413: 24 of 31 GiB a node worked, and only after the model file's page cache was dropped. From there on
@@ -42,9 +27,6 @@ TIGHT_SHARE = 0.75
 IDLE_HUGE_PAGES_SHARE = 0.05
 # A tenth: the reported node had under one percent, and ordinary machines differ by less than half.
 SKEWED_SHARE = 0.1
-# Half width is half; one sample may be off by a tenth.
-DEGRADED_LINK_SHARE = 0.6
-KNEE_SHARE = 0.98
 
 
 def advice_for(facts: Facts, decided: Decided) -> tuple[Reason, ...]:
@@ -328,52 +310,6 @@ def iommu_translated(facts: Facts, draft: Draft) -> Reason | None:
     )
 
 
-def link_degraded(facts: Facts, decided: Decided) -> Reason | None:
-    """Warn that the measured link is far below its generation's.
-
-    Source: seed 3413 (a link at half width cost one socket 17 to 28 % and the split nothing),
-    pub-ik-201-snoop (one snoop mode cost 2.8 times on E5 v3/v4).
-    """
-    generation = generation_of(facts.topology.cpu_model)
-    usual = GENERATION_ROWS[generation].link_bandwidth
-    measured = decided.rates.link_bandwidth
-    has_link = decided.benchmark is not None and any(
-        cell.reader_node != cell.memory_node for cell in decided.benchmark.bandwidth
-    )
-    if not has_link or len(facts.groups) < 2 or measured >= DEGRADED_LINK_SHARE * usual:
-        return None
-    return Reason(
-        code="link-degraded",
-        effect=Effect.WARNS,
-        message=f"the link between packages was measured at {measured / 1e9:.1f} GB/s, "
-        f"{generation} usually has {usual / 1e9:.0f}",
-        evidence={"link_bytes_per_second": measured, "usual_bytes_per_second": usual},
-        remedy="look for machine-check records of the link, and at the snoop mode in the firmware",
-    )
-
-
-def workers_beyond_knee(facts: Facts, decided: Decided) -> Reason | None:
-    """Note that the sweep saw no more speed with the last workers of a node.
-
-    Source: pub-colibri-234 (96 of 128 workers were best). A sweep explains and does not decide (D10).
-    """
-    layout, sweep = decided.draft.layout, decided.rates.sweep
-    if layout is None or not sweep:
-        return None
-    best = max(point.bytes_per_second for point in sweep)
-    knee = min(point.worker_count for point in sweep if point.bytes_per_second >= KNEE_SHARE * best)
-    most = max(layout.worker_count_of(index) for index in range(len(layout.slices)))
-    if most <= knee:
-        return None
-    return Reason(
-        code="workers-beyond-knee",
-        effect=Effect.INFORMS,
-        message=f"a slice has {count_of(most, 'worker')}; the sweep reached its best with {knee}",
-        evidence={"workers": most, "knee": knee},
-        remedy=f"try {knee} workers a slice with `stratactl tune`",
-    )
-
-
 def _listed(numbers: tuple[int, ...]) -> str:
     return ", ".join(map(str, numbers))
 
@@ -398,4 +334,3 @@ SOFT_RULES: tuple[Advice, ...] = (
     huge_pages_stranded,
     iommu_translated,
 )
-MEASURED_RULES: tuple[Callable[[Facts, Decided], Reason | None], ...] = (link_degraded, workers_beyond_knee)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from planner.advice import Decided, advice_for
+from planner.advice import advice_for
 from planner.candidates import Draft, build_drafts
 from planner.choose import (
     Choice,
@@ -19,6 +19,7 @@ from planner.choose import (
 from planner.cost import CostConstants
 from planner.facts import Facts, gather_facts
 from planner.fingerprint import machine_fingerprint, plan_fingerprint
+from planner.measured_advice import Decided
 from planner.pages import page_bytes_for
 from planner.plan import Candidate, Plan, PlanRefused, StagingBuffer
 from planner.rates import machine_rates, measured_constants

@@ -16,8 +16,8 @@ import pytest
 from planner import REASON_CODES, CostConstants
 from planner.hardware import GENERATION_ROWS, GIGABYTE
 from stratad.plan_schema import plan_schema
+from tests.support.arm_cases import load_cases
 from tests.support.arm_scores import judgements, scores, table
-from tests.support.arms import load_cases
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 CONSTANT_NOTES = {

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from planner import Plan, Policy, make_plan
+from tests.support.arm_cases import Case
 from tests.support.arms import (
-    Case,
     Prediction,
     calibration_of,
     predictions,

@@ -16,7 +16,8 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 
 ARCHITECTURES = ("qwen3moe", "olmoe", "mixtral", "deepseek2", "gpt-oss")
-EXPERT_TYPES = ("F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "MXFP4")
+# F32 because nothing is quantised between its products: a difference in the last bit anywhere comes through.
+EXPERT_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "MXFP4")
 
 # What GGUF calls the architecture of each family.
 _GGUF_ARCHITECTURE = {"mixtral": "llama", "deepseek2-merged": "deepseek2", "dense": "qwen3"}
