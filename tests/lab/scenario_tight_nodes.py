@@ -73,6 +73,16 @@ def test_the_page_cache_stands_in_the_way_when_it_is_not_released(machine: Machi
     assert "placement-fallback" in {reason["code"] for reason in status["reasons"]}
 
 
+def test_interleave_puts_half_on_each_node(machine: Machine) -> None:
+    machine.shell("echo 3 > /proc/sys/vm/drop_caches")
+    configure(machine, model=MODEL, placement='policy = "interleave"')
+    apply(machine)
+    start(machine)
+    pages = node_counts(machine)
+    assert set(pages) == {0, 1}
+    assert abs(pages[0] - pages[1]) <= 0.02 * sum(pages.values()), pages
+
+
 def test_sigterm_while_loading_ends_the_service_in_order(machine: Machine) -> None:
     configure(machine, model=MODEL)
     apply(machine)

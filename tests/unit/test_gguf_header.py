@@ -337,3 +337,25 @@ def test_noise_behind_the_magic_number_is_a_typed_error(tmp_path: Path, content:
         read_gguf_header(path)
     except ModelFileError as error:
         assert error.values["offset"] is not None
+
+
+@pytest.mark.parametrize("longest", [3, 39, 40, 41, 3000])
+def test_a_large_vocabulary_is_passed_over_whatever_its_lengths(longest: int, tmp_path: Path) -> None:
+    """Blocks of short texts, long ones between them, and window borders anywhere."""
+    words = ["w" * (index * 7919 % (longest + 1)) for index in range(2000)]
+    entries = [entry("tokenizer.ggml.tokens", words), entry("after.the.vocabulary", 77)]
+    path = tmp_path / "model.gguf"
+    path.write_bytes(gguf_bytes(entries))
+    assert read_gguf_header(path).metadata["after.the.vocabulary"] == 77
+
+
+def test_a_text_of_a_large_vocabulary_that_claims_too_much_is_refused_at_its_place(tmp_path: Path) -> None:
+    words = [f"token{index}" for index in range(1000)]
+    whole = gguf_bytes([entry("tokenizer.ggml.tokens", words), entry("after.the.vocabulary", 77)])
+    place = whole.index(b"token700") - 8
+    path = tmp_path / "model.gguf"
+    path.write_bytes(whole[:place] + (1 << 60).to_bytes(8, "little") + whole[place + 8 :])
+    with pytest.raises(ModelFileError) as caught:
+        read_gguf_header(path)
+    assert caught.value.values["offset"] == place
+    assert str(1 << 60) in caught.value.because
