@@ -61,7 +61,9 @@ class LockMode(Enum):
     TRY = ...
 
 class PlaceOptions:
-    def __init__(self, allow_huge_pages: bool = False, lock: LockMode = ..., limit_ratio: float = 0.95) -> None: ...
+    def __init__(
+        self, allow_huge_pages: bool = False, lock: LockMode = ..., limit_ratio: float = 0.95
+    ) -> None: ...
 
 class PlaceOutcome:
     @property

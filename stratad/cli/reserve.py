@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -16,6 +17,7 @@ from stratad.unit_files import (
     PERSISTENT_UNITS,
     PLAN_PATH,
     RUNTIME_UNITS,
+    Change,
     FileSet,
     carry_out,
     changes,
@@ -65,10 +67,24 @@ def release(dry_run: bool, as_json: bool) -> int:
     if not as_json:
         show_changes(planned)
     if planned and not dry_run:
-        carry_out(planned, "sudo stratactl release")
-        Systemctl().reload()
+        give_back(planned, Systemctl())
     report(Outcome(planned, ()), is_dry_run=dry_run, as_json=as_json)
     return 0
+
+
+def give_back(planned: Sequence[Change], control: SystemdControl) -> None:
+    """Widens every reservation to all CPUs, then takes the files away.
+
+    systemd forgets a removed AllowedCPUs= without writing the cpuset anew as long as another unit (ours) keeps the
+    controller on: without the first step the slices would stay narrow until the next boot (measured, systemd 252).
+    """
+    every = tuple(cpu.cpu_id for cpu in read_topology(Path("/")).cpus)
+    units = {change.path: change.path.parent.name.removesuffix(".d") for change in planned}
+    widened: FileSet = {path: reservation_text(unit, every, "being released") for path, unit in units.items()}
+    carry_out(changes(widened), "sudo stratactl release")
+    control.reload()
+    carry_out(planned, "sudo stratactl release")
+    control.reload()
 
 
 def other_units(control: SystemdControl) -> tuple[str, ...]:

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from planner import Policy
+from planner import Policy, read_topology
+from planner.cpulist import format_id_list
 from planner.dropin import plan_cpu_ids
 from stratad.cli.apply import Outcome, outcome_document, placement_files, settle
 from stratad.cli.main import run
-from stratad.cli.reserve import other_units, reservation_files
+from stratad.cli.reserve import give_back, other_units, reservation_files
 from stratad.systemd_control import system_objections
-from stratad.unit_files import PLAN_PATH, UNIT, Change, placement_path
+from stratad.unit_files import PLAN_PATH, UNIT, Change, carry_out, changes, placement_path, reservations
 from tests.support.machines import MachineShape, even_nodes
 from tests.support.planning import planned
 
@@ -86,6 +87,29 @@ def test_a_reservation_never_holds_a_cpu_of_the_plan(tmp_path: Path) -> None:
     for text in files.values():
         assert text is not None
         assert SPLIT.fingerprint in text
+
+
+class WatchingControl(RememberingControl):
+    """Keeps what the reservations said at every reload."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+        self.seen: list[list[str]] = []
+
+    def reload(self) -> None:
+        self.seen.append([path.read_text() for path in reservations(self.folder)])
+
+
+def test_a_release_widens_before_it_removes(tmp_path: Path) -> None:
+    # systemd leaves a cpuset as it is when its setting merely vanishes.
+    carry_out(changes(reservation_files(tmp_path, ("system.slice",), (0,), "0123456789ab")), "by hand")
+    control = WatchingControl(tmp_path)
+    give_back(changes(dict.fromkeys(reservations(tmp_path))), control)
+    first, last = control.seen
+    every = format_id_list(cpu.cpu_id for cpu in read_topology(Path("/")).cpus)
+    assert [text.splitlines()[-1] for text in first] == [f"AllowedCPUs={every}"]
+    assert last == []
 
 
 def test_systems_where_drop_ins_do_nothing_are_told(tmp_path: Path) -> None:
