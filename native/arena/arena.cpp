@@ -185,6 +185,7 @@ std::unique_ptr<Arena> Arena::place(ArenaReservation reservation, std::shared_pt
   arena->touch(progress);
   arena->protect();
   arena->verify();
+  arena->repair_all(options.limit_ratio);
   arena->lock(options);
   return arena;
 }
@@ -239,6 +240,7 @@ void Arena::protect() {
 }
 
 void Arena::verify() {
+  outcome_.lowest_local_ratio = 1.0;
   for (int slice = 0; slice < static_cast<int>(extents_.size()); ++slice) {
     const auto& wanted = layout().slices[slice].node_ids;
     if (wanted.empty() || extents_[slice].empty()) continue;
@@ -254,6 +256,43 @@ void Arena::verify() {
       return;
     }
   }
+}
+
+// Spilled pages may find room by now: what loading the rest of the model and the page cache took was given
+// back.
+void Arena::repair_all(double limit_ratio) {
+  if (outcome_.lowest_local_ratio >= limit_ratio) return;
+  try {
+    for (int slice = 0; slice < static_cast<int>(extents_.size()); ++slice)
+      outcome_.repaired_pages += repair(slice);
+  } catch (const std::system_error& error) {
+    note_failure("move_pages", error.code().value());
+    return;
+  }
+  if (outcome_.repaired_pages > 0) verify();
+}
+
+size_t Arena::repair(int slice) {
+  constexpr size_t kPagesPerCall = 16384;
+  const auto& wanted = layout().slices[slice].node_ids;
+  if (wanted.size() != 1) return 0;
+  size_t moved = 0;
+  std::vector<void*> pages;
+  const auto move = [&] {
+    const std::vector<int32_t> nodes = nodes_of_pages(pages);
+    std::vector<void*> astray;
+    for (size_t index = 0; index < pages.size(); ++index)
+      if (nodes[index] >= 0 && nodes[index] != wanted[0]) astray.push_back(pages[index]);
+    moved += move_pages_to(astray, wanted[0]);
+    pages.clear();
+  };
+  for (const Extent& extent : extents_[slice])
+    for (size_t offset = extent.begin; offset < extent.end; offset += kPageBytes) {
+      pages.push_back(bytes().data() + offset);
+      if (pages.size() == kPagesPerCall) move();
+    }
+  move();
+  return moved;
 }
 
 void Arena::lock(const PlaceOptions& options) {

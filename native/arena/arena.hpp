@@ -75,6 +75,7 @@ struct PlaceOptions {
 struct PlaceOutcome {
   std::vector<PolicyFailure> failures;  // refused memory-policy calls, each once
   double lowest_local_ratio = 1.0;      // over the placed slices, from the verification samples
+  size_t repaired_pages = 0;            // moved to their node after a first verification found too few there
   bool is_locked = false;
   int lock_error_number = 0;  // errno when locking was tried and refused
 };
@@ -96,6 +97,11 @@ class Arena {
   const WorkerLayout& layout() const noexcept { return pool_->layout(); }
   size_t slice_bytes(int slice) const noexcept;
 
+  // Moves the slice's pages that lie elsewhere to its node, as far as the kernel can; nothing for a slice of
+  // no or several nodes, and no locked page. Returns how many pages moved. Throws std::system_error when
+  // refused.
+  size_t repair(int slice);
+
   // The nodes of up to `page_count` pages spread evenly over the slice; negative errno where still unknown
   // after the page was read once more. Throws std::system_error when move_pages is refused.
   std::vector<int32_t> sample_placement(int slice, size_t page_count) const;
@@ -111,6 +117,7 @@ class Arena {
   void touch(const Progress& progress);
   void protect();
   void verify();
+  void repair_all(double limit_ratio);
   void lock(const PlaceOptions& options);
   void note_failure(const char* call, int error_number);
 

@@ -140,6 +140,7 @@ void bind_arena(py::module_& module) {
   py::class_<PlaceOutcome>(module, "PlaceOutcome")
       .def_readonly("failures", &PlaceOutcome::failures)
       .def_readonly("lowest_local_ratio", &PlaceOutcome::lowest_local_ratio)
+      .def_readonly("repaired_pages", &PlaceOutcome::repaired_pages)
       .def_readonly("is_locked", &PlaceOutcome::is_locked)
       .def_readonly("lock_error_number", &PlaceOutcome::lock_error_number);
   py::class_<Arena, std::shared_ptr<Arena>>(module, "Arena")
@@ -147,6 +148,7 @@ void bind_arena(py::module_& module) {
       .def_property_readonly("slice_count", [](const Arena& arena) { return arena.layout().slices.size(); })
       .def_property_readonly("outcome", &Arena::outcome)
       .def("slice_bytes", &Arena::slice_bytes, py::arg("slice"))
+      .def("repair", &Arena::repair, py::arg("slice"), ReleaseGil())
       .def(
           "sample_placement",
           [](const Arena& arena, int slice, size_t page_count) {

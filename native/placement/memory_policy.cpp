@@ -103,4 +103,16 @@ std::vector<int32_t> nodes_of_pages(std::span<void* const> addresses) {
   return nodes;
 }
 
+size_t move_pages_to(std::span<void* const> addresses, int node_id) {
+  if (addresses.empty()) return 0;
+  std::vector<void*> pages(addresses.begin(), addresses.end());
+  const std::vector<int32_t> targets(pages.size(), node_id);
+  std::vector<int32_t> results(pages.size(), -ENOENT);
+  // A positive result counts pages that could not be moved; which ones, `results` says.
+  if (syscall(SYS_move_pages, 0, pages.size(), pages.data(), targets.data(), results.data(), MPOL_MF_MOVE) <
+      0)
+    throw std::system_error(errno, std::generic_category(), "move_pages");
+  return static_cast<size_t>(std::count(results.begin(), results.end(), node_id));
+}
+
 }  // namespace stratad

@@ -55,4 +55,9 @@ int protect_from_balancing(std::span<std::byte> mapping, std::span<const int> no
 // Throws std::system_error when the call itself is refused.
 std::vector<int32_t> nodes_of_pages(std::span<void* const> addresses);
 
+// Asks the kernel to move pages to `node_id`. Returns how many lie there afterwards; locked pages, pages that
+// other processes share and a full node stay behind. Throws std::system_error when the call itself is
+// refused.
+size_t move_pages_to(std::span<void* const> addresses, int node_id);
+
 }  // namespace stratad

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.lab import image
-from tests.lab.machine import Machine, booted
+from tests.lab.machine import Machine, MachineLost, booted
 from tests.lab.serving import install, stop_and_forget
 
 _REPORTS = image.ROOT / "build" / "lab"
@@ -33,7 +33,10 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     if call.when == "call" and report.failed and isinstance(machine, Machine):
         _REPORTS.mkdir(parents=True, exist_ok=True)
         name = re.sub(r"\W+", "-", item.nodeid.rpartition("::")[2])
-        log = machine.run("journalctl", "-b", "--no-pager", "-o", "short-monotonic").stdout
+        try:
+            log = machine.run("journalctl", "-b", "--no-pager", "-o", "short-monotonic").stdout
+        except (OSError, MachineLost) as error:
+            log = f"the machine does not answer any more: {error}"
         (_REPORTS / f"{name}.log").write_text(f"{log}\n--- console\n{machine.console}", encoding="utf-8")
     return report
 

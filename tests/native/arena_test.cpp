@@ -142,6 +142,18 @@ void test_pages_on_the_wrong_node_are_never_locked() {
   CHECK(!arena->outcome().failures.empty());
 }
 
+void test_repairing_what_is_in_place_moves_nothing() {
+  auto pool = pool_of(1, 1);
+  WorkerLayout layout = pool->layout();
+  layout.slices[0].node_ids = {0};
+  const auto arena =
+      Arena::place(reservation(), std::make_shared<Pool>(layout, 0), {.lock = LockMode::kNever}, {});
+  CHECK(arena->outcome().lowest_local_ratio == 1.0 && arena->outcome().repaired_pages == 0);
+  CHECK(arena->repair(0) == 0);
+  const auto unplaced = Arena::place(reservation(), pool, {.lock = LockMode::kNever}, {});
+  CHECK(unplaced->repair(0) == 0);
+}
+
 }  // namespace
 
 int main() {
@@ -155,6 +167,7 @@ int main() {
   test_placing_can_be_cancelled();
   test_a_low_lock_limit_is_reported_not_fatal();
   test_pages_on_the_wrong_node_are_never_locked();
+  test_repairing_what_is_in_place_moves_nothing();
   std::printf("arena: %d failures\n", stratad::test::failures);
   return stratad::test::failures == 0 ? 0 : 1;
 }
