@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol
 
 from planner.cpulist import format_id_list
 from stratad import journal
 from stratad.service import Notice, Service
+from stratad.watch import Watch
 
 DISPLACED_CODE = "workers-displaced"
 
@@ -105,30 +104,16 @@ class Pins:
                 self._wanted[thread_id] = mask
 
 
-class PinWatch:
+class PinWatch(Watch):
     """A thread that looks after the pins every `pause_seconds`; 0 never does."""
 
     def __init__(
         self, service: Service, pause_seconds: float, open_masks: Callable[[], ThreadMasks] = KernelMasks
     ) -> None:
+        super().__init__("pinning", pause_seconds)
         self._service = service
-        self._pause_seconds = pause_seconds
         self._pins = Pins(open_masks())
         self._is_displaced = False
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="pinning", daemon=True)
-
-    def __enter__(self) -> PinWatch:
-        if self._pause_seconds > 0:
-            self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._stopped.set()
-        if self._thread.ident is not None:
-            self._thread.join()
 
     def look(self) -> None:
         """Looks once and tells the service what has changed."""
@@ -151,10 +136,6 @@ class PinWatch:
             missing = format_id_list(check.missing_cpu_ids)
             write("pinning", "", missing_cpus=missing or "none", allowed_cpus=allowed)
         self._is_displaced = is_displaced
-
-    def _run(self) -> None:
-        while not self._stopped.wait(self._pause_seconds):
-            self.look()
 
 
 def displaced_notice(check: PinCheck) -> Notice:

@@ -2,51 +2,35 @@
 
 from __future__ import annotations
 
-import threading
-from types import TracebackType
-
 from stratad import journal
 from stratad.service import Notice, Service
 from stratad.verify import PlacementCheck, Verdict
+from stratad.watch import Watch
 
 BELOW_LIMIT_CODE = "placement-below-limit"
 UNVERIFIABLE_CODE = "placement-unverifiable"
 
 
-class PlacementWatch:
+class PlacementWatch(Watch):
     """A thread that samples placement every `pause_seconds`; 0 never does."""
 
     def __init__(self, service: Service, pause_seconds: float) -> None:
+        super().__init__("placement", pause_seconds)
         self._service = service
-        self._pause_seconds = pause_seconds
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="placement", daemon=True)
+        self._last = Verdict.MET
 
-    def __enter__(self) -> PlacementWatch:
-        if self._pause_seconds > 0:
-            self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._stopped.set()
-        if self._thread.ident is not None:
-            self._thread.join()
-
-    def _run(self) -> None:
-        last = Verdict.MET
-        while not self._stopped.wait(self._pause_seconds):
-            try:
-                check = self._service.sample_placement()
-            except (OSError, RuntimeError) as error:
-                # The next check may work; how old the last one is, a metric tells.
-                journal.report_error("placement", "the check failed", reason=str(error))
-                continue
-            note_placement(self._service, check)
-            if check.verdict is not last:
-                log_placement(check)
-            last = check.verdict
+    def look(self) -> None:
+        """Samples once and tells the service, and the log when the verdict has changed."""
+        try:
+            check = self._service.sample_placement()
+        except (OSError, RuntimeError) as error:
+            # The next check may work; how old the last one is, a metric tells.
+            journal.report_error("placement", "the check failed", reason=str(error))
+            return
+        note_placement(self._service, check)
+        if check.verdict is not self._last:
+            log_placement(check)
+        self._last = check.verdict
 
 
 def note_placement(service: Service, check: PlacementCheck) -> None:
