@@ -231,11 +231,6 @@ void attach_pool(std::shared_ptr<Pool> pool) {
   device.pool = std::move(pool);
 }
 
-std::shared_ptr<Pool> attached_pool() {
-  const std::lock_guard guard(state().mutex);
-  return state().pool;
-}
-
 void set_device_options(const DeviceOptions& options) {
   state().max_pool_tokens.store(options.max_pool_tokens, std::memory_order_relaxed);
   state().fuse_chains.store(options.fuse_chains, std::memory_order_relaxed);

@@ -16,7 +16,7 @@ namespace stratad {
 
 struct DeviceOptions {
   // Batches of more tokens are declined, and ggml's CPU backend computes them on our arena in place: its
-  // tiled kernel wins from about 8 rows an expert (measured, docs/BENCHMARKS.md).
+  // tiled kernel wins from about 8 rows an expert (ADR 0001).
   int max_pool_tokens = 8;
   bool fuse_chains = true;  // off: op by op, for tests
 };
@@ -34,7 +34,6 @@ void register_expert_device();
 
 // The pool and options used from the next computation on. Never null once a model was loaded into an arena.
 void attach_pool(std::shared_ptr<Pool> pool);
-std::shared_ptr<Pool> attached_pool();
 void set_device_options(const DeviceOptions& options);
 
 DeviceCounters device_counters();

@@ -75,15 +75,16 @@ void Context::decode(Batch& batch) {
   if (batch.size() > batch_tokens_)
     throw std::invalid_argument("a batch of " + std::to_string(count) +
                                 " tokens exceeds batch_tokens = " + std::to_string(batch_tokens_));
-  std::vector<int32_t> sequence_counts(batch.size(), 1);
-  std::vector<llama_seq_id*> sequences(batch.size());
-  for (size_t index = 0; index < batch.size(); ++index) sequences[index] = &batch.sequences_[index];
+  batch.sequence_counts_.assign(batch.size(), 1);
+  batch.sequence_pointers_.resize(batch.size());
+  for (size_t index = 0; index < batch.size(); ++index)
+    batch.sequence_pointers_[index] = &batch.sequences_[index];
   llama_batch view{};
   view.n_tokens = count;
   view.token = batch.tokens_.data();
   view.pos = batch.positions_.data();
-  view.n_seq_id = sequence_counts.data();
-  view.seq_id = sequences.data();
+  view.n_seq_id = batch.sequence_counts_.data();
+  view.seq_id = batch.sequence_pointers_.data();
   view.logits = batch.wants_logits_.data();
 
   abort_.store(false, std::memory_order_relaxed);

@@ -40,6 +40,9 @@ class Batch {
   std::vector<llama_pos> positions_;
   std::vector<llama_seq_id> sequences_;
   std::vector<int8_t> wants_logits_;
+  // As llama.cpp wants them: one sequence for each token.
+  std::vector<int32_t> sequence_counts_;
+  std::vector<llama_seq_id*> sequence_pointers_;
 };
 
 struct DecodeCounters {

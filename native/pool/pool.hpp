@@ -26,7 +26,7 @@ namespace stratad {
 class Job {
  public:
   virtual ~Job() = default;
-  virtual int phase_count() const noexcept = 0;
+  virtual int phase_count() const noexcept = 0;  // at most 255: the ticket has eight bits for it
   // Tasks of one phase in one slice, at most Pool::kTaskLimit. May be 0. Must give the same answer every
   // time.
   virtual uint32_t task_count(int phase, int slice) const noexcept = 0;
@@ -44,7 +44,6 @@ struct SliceCounters {
 class Pool {
  public:
   static constexpr uint32_t kTaskLimit = (1u << 24) - 1;
-  static constexpr int kPhaseLimit = 255;
 
   // Starts layout.workers.size() - 1 threads. Throws std::invalid_argument for a layout that does not hold
   // and std::system_error when a thread cannot be started or pinned; no thread survives a throw.

@@ -250,6 +250,17 @@ def test_tokens_and_sequences_out_of_range_are_a_decode_error(
     assert caught.value.status == -1
 
 
+def test_a_context_counts_its_calls_tokens_and_seconds(model: native.Model) -> None:
+    context = decoded(model)
+    batch = native.Batch()
+    batch.add(1, len(PROMPT), 0, True)
+    before = context.counters.seconds
+    context.decode(batch)
+    counters = context.counters
+    assert (counters.calls, counters.tokens) == (2, len(PROMPT) + 1)
+    assert counters.seconds > before > 0.0
+
+
 def test_a_saved_sequence_goes_on_where_it_was(model: native.Model) -> None:
     first, second = (native.Context(model, context_tokens=64, batch_tokens=16) for _ in range(2))
     batch = native.Batch()
