@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include "backend/expert_device.hpp"
-#include "backend/expert_product.hpp"
+#include "backend/weight_product.hpp"
 #include "ggml-backend-impl.h"
 
 namespace stratad {

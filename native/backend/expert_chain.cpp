@@ -15,7 +15,8 @@ const ggml_tensor* root(const ggml_tensor* tensor) noexcept {
 // but the chain, and not asked for by the user.
 class Walk {
  public:
-  Walk(ggml_cgraph* graph, int first) : graph_(graph), position_(first) {}
+  Walk(ggml_cgraph* graph, int first, std::optional<InstructionSet> set)
+      : graph_(graph), position_(first), set_(set) {}
 
   ggml_tensor* next() noexcept {
     for (const int count = ggml_graph_n_nodes(graph_); position_ < count;) {
@@ -31,15 +32,17 @@ class Walk {
            ggml_node_get_use_count(graph_, index_) == readers;
   }
   int position() const noexcept { return position_; }
+  std::optional<InstructionSet> instruction_set() const noexcept { return set_; }
 
  private:
   ggml_cgraph* graph_;
   int position_;
   int index_ = 0;
+  std::optional<InstructionSet> set_;
 };
 
 struct Term {
-  ExpertProduct product;
+  WeightProduct product;
   const ggml_tensor* result = nullptr;
 };
 
@@ -47,8 +50,9 @@ struct Term {
 // out.
 std::optional<Term> take_product(Walk& walk, ggml_tensor*& ahead, int readers) {
   ggml_tensor* node = ahead;
-  if (node == nullptr || node->op != GGML_OP_MUL_MAT_ID || !has_row_kernel(node->src[0])) return std::nullopt;
-  Term term{ExpertProduct(node->src[0], 0, node->src[0]->ne[1]), node};
+  if (node == nullptr || node->op != GGML_OP_MUL_MAT_ID || !has_row_product(node->src[0]))
+    return std::nullopt;
+  Term term{WeightProduct(node->src[0], 0, node->src[0]->ne[1], walk.instruction_set()), node};
   const bool is_read_once = walk.is_read_only_by(1), has_readers = walk.is_read_only_by(readers);
   ahead = walk.next();
   if (ahead == nullptr || ahead->op != GGML_OP_ADD_ID || ahead->src[0] != node)
@@ -107,8 +111,7 @@ bool take_gate_and_up(Walk& walk, ggml_tensor*& ahead, ExpertChain& chain) {
   if (!first_is_up && !first_is_gate) return false;
   chain.up = first_is_up ? first->product : second->product;
   chain.gate = first_is_up ? second->product : first->product;
-  return chain.up.weight->ne[1] == chain.gate.weight->ne[1] &&
-         chain.up.activation_type == chain.gate.activation_type;
+  return chain.up.weight->ne[1] == chain.gate.weight->ne[1] && chain.up.shares_activations_with(chain.gate);
 }
 
 // ADD over views of `weighted`, one per used expert, in order.
@@ -134,8 +137,8 @@ bool is_empty_operation(const ggml_tensor* node) noexcept {
          (node->flags & GGML_TENSOR_FLAG_COMPUTE) == 0;
 }
 
-std::optional<ExpertChain> match_chain(ggml_cgraph* graph, int first) {
-  Walk walk(graph, first);
+std::optional<ExpertChain> match_chain(ggml_cgraph* graph, int first, std::optional<InstructionSet> set) {
+  Walk walk(graph, first, set);
   ggml_tensor* ahead = walk.next();
   if (ahead == nullptr || ahead->op != GGML_OP_MUL_MAT_ID) return std::nullopt;
   ExpertChain chain;

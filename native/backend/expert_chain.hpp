@@ -6,7 +6,7 @@
 
 #include <optional>
 
-#include "backend/expert_product.hpp"
+#include "backend/weight_product.hpp"
 #include "ggml-backend.h"
 
 namespace stratad {
@@ -14,7 +14,7 @@ namespace stratad {
 enum class Activation { kSwiglu, kSwigluOai };
 
 struct ExpertChain {
-  ExpertProduct gate, up, down;
+  WeightProduct gate, up, down;
   Activation activation = Activation::kSwiglu;
   float alpha = 0, limit = 0;            // of kSwigluOai
   const ggml_tensor* input = nullptr;    // (embedding, 1, tokens), float
@@ -26,8 +26,8 @@ struct ExpertChain {
 
 // The chain that starts at node `first`, which must be an expert product. Nothing when the graph ends early
 // (an evaluation callback hands over partial graphs), when a result inside the chain has another reader or is
-// an output, or when the shape is another one.
-std::optional<ExpertChain> match_chain(ggml_cgraph* graph, int first);
+// an output, or when the shape is another one. `set`: the row kernels to use, none for ggml's.
+std::optional<ExpertChain> match_chain(ggml_cgraph* graph, int first, std::optional<InstructionSet> set);
 
 // Whether this operation lies inside a chain over products that `is_ours` accepts: used to claim the small
 // operations between the products, so that a layer's experts are one split.

@@ -54,6 +54,7 @@ struct DeviceState {
   std::atomic<bool> has_pool{false};
   std::atomic<int> max_pool_tokens{DeviceOptions{}.max_pool_tokens};
   std::atomic<bool> fuse_chains{DeviceOptions{}.fuse_chains};
+  std::optional<InstructionSet> kernels;  // under mutex
   std::atomic<uint64_t> fused_chains{0};
   std::atomic<uint64_t> fallback_operations{0};
   std::vector<uint64_t> expert_bytes;  // under mutex
@@ -70,7 +71,7 @@ DeviceState& state() {
 bool is_pool_product(const ggml_tensor* node) {
   return node != nullptr && node->op == GGML_OP_MUL_MAT_ID && is_in_arena(node->src[0]) &&
          node->src[1]->type == GGML_TYPE_F32 && node->src[1]->nb[0] == sizeof(float) &&
-         has_row_kernel(node->src[0]) && state().has_pool.load(std::memory_order_relaxed) &&
+         has_row_product(node->src[0]) && state().has_pool.load(std::memory_order_relaxed) &&
          node->src[2]->ne[1] <= state().max_pool_tokens.load(std::memory_order_relaxed);
 }
 
@@ -85,7 +86,7 @@ void run_on_pool(DeviceState& device, ExpertJob& job) {
 ggml_status compute_node(DeviceState& device, ggml_tensor* node) {
   device.fallback_operations.fetch_add(1, std::memory_order_relaxed);
   if (is_pool_product(node)) {
-    device.product_job.prepare(node, *device.pool);
+    device.product_job.prepare(node, *device.pool, device.kernels);
     run_on_pool(device, device.product_job);
     return GGML_STATUS_SUCCESS;
   }
@@ -101,7 +102,7 @@ ggml_status compute_graph(ggml_backend_t, ggml_cgraph* graph) {
     ggml_tensor* node = ggml_graph_node(graph, index);
     if (is_empty_operation(node)) continue;
     if (is_pool_product(node) && device.fuse_chains.load(std::memory_order_relaxed)) {
-      if (const auto chain = match_chain(graph, index)) {
+      if (const auto chain = match_chain(graph, index, device.kernels)) {
         device.chain_job.prepare(*chain, *device.pool);
         run_on_pool(device, device.chain_job);
         device.fused_chains.fetch_add(1, std::memory_order_relaxed);
@@ -232,8 +233,11 @@ void attach_pool(std::shared_ptr<Pool> pool) {
 }
 
 void set_device_options(const DeviceOptions& options) {
-  state().max_pool_tokens.store(options.max_pool_tokens, std::memory_order_relaxed);
-  state().fuse_chains.store(options.fuse_chains, std::memory_order_relaxed);
+  DeviceState& device = state();
+  device.max_pool_tokens.store(options.max_pool_tokens, std::memory_order_relaxed);
+  device.fuse_chains.store(options.fuse_chains, std::memory_order_relaxed);
+  const std::lock_guard guard(device.mutex);
+  device.kernels = options.kernels;
 }
 
 DeviceCounters device_counters() {

@@ -7,9 +7,11 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "ggml-backend.h"
+#include "kernels/row_kernel.hpp"
 #include "pool/pool.hpp"
 
 namespace stratad {
@@ -19,6 +21,8 @@ struct DeviceOptions {
   // tiled kernel wins from about 8 rows an expert (ADR 0001).
   int max_pool_tokens = 8;
   bool fuse_chains = true;  // off: op by op, for tests
+  // Row kernels for the types that have them; none: ggml's dot products, with ggml's bits.
+  std::optional<InstructionSet> kernels;
 };
 
 struct DeviceCounters {

@@ -33,16 +33,11 @@ uint32_t dealt(int total, int slice, int slice_count) noexcept {
   return static_cast<uint32_t>((total - slice + slice_count - 1) / slice_count);
 }
 
-// The hardware prefetchers follow a run of rows by themselves; what they cannot know is where the next run
-// begins.
-constexpr size_t kHeadBytes = 4096;
-constexpr size_t kCacheLineBytes = 64;
-// A run's last rows are when its successor's head is asked for: late enough to stay in the cache until then.
-constexpr int64_t kRowsAhead = 4;
-
-void prefetch_head(const char* address) noexcept {
-  for (size_t offset = 0; offset < kHeadBytes; offset += kCacheLineBytes)
-    __builtin_prefetch(address + offset);
+// Calls `body` with the slots, kKernelTokens at a time.
+template <class Body>
+void by_slot_groups(std::span<const int> slots, Body body) noexcept {
+  for (; !slots.empty(); slots = slots.subspan(std::min<size_t>(kKernelTokens, slots.size())))
+    body(slots.first(std::min<size_t>(kKernelTokens, slots.size())));
 }
 
 // ggml's SWIGLU_OAI, term by term (ggml_compute_forward_swiglu_oai_f32 of the pinned source).
@@ -150,48 +145,37 @@ void ChainJob::quantise_input(int token) noexcept {
 
 // Tasks go expert by expert, so that neighbours in claim order are neighbours in memory.
 void ChainJob::gate_up(const SlicePlan& plan, uint32_t task) noexcept {
-  const Run run = run_of(plan.hidden, task);
-  const Run next = run_of(plan.hidden, following(plan, plan.hidden, task));
-  float gate[kLongestHiddenRun], up[kLongestHiddenRun];
-  for (int slot : routing_.slots(run.index)) {
-    const char* input = quantised_input_ +
-                        static_cast<size_t>(slot / routing_.used_count()) * chain_.gate.activation_row_bytes;
-    multiply_pair(run, next, input, gate, up);
-    activate(
-        run.rows.count(), gate, up,
-        hidden_ + static_cast<size_t>(slot) * static_cast<size_t>(chain_.gate.row_count) + run.rows.begin);
-  }
+  const RowRun run = run_of(plan.hidden, task);
+  const RowRun next = run_of(plan.hidden, following(plan, plan.hidden, task));
+  float gate[kKernelTokens][kLongestHiddenRun], up[kKernelTokens][kLongestHiddenRun];
+  float* const gate_rows[kKernelTokens] = {gate[0], gate[1], gate[2], gate[3]};
+  float* const up_rows[kKernelTokens] = {up[0], up[1], up[2], up[3]};
+  by_slot_groups(slots_of(plan.hidden, task), [&](std::span<const int> slots) {
+    const char* inputs[kKernelTokens];
+    for (size_t index = 0; index < slots.size(); ++index)
+      inputs[index] = quantised_input_ + static_cast<size_t>(slots[index] / routing_.used_count()) *
+                                             chain_.gate.activation_row_bytes;
+    multiply_pair(chain_.gate, chain_.up, run, next, inputs, static_cast<int>(slots.size()), gate_rows,
+                  up_rows);
+    for (size_t index = 0; index < slots.size(); ++index)
+      activate(run.rows.count(), gate[index], up[index],
+               hidden_ + static_cast<size_t>(slots[index]) * static_cast<size_t>(chain_.gate.row_count) +
+                   run.rows.begin);
+  });
 }
 
-ChainJob::Run ChainJob::run_of(const RowTasks& tasks, uint32_t task) const noexcept {
-  const int index = static_cast<int>(task / tasks.count());
-  return {index, routing_.expert(index), tasks.task(task % tasks.count())};
+RowRun ChainJob::run_of(const RowTasks& tasks, uint32_t task) const noexcept {
+  return {routing_.expert(static_cast<int>(task / tasks.count())), tasks.task(task % tasks.count())};
+}
+
+std::span<const int> ChainJob::slots_of(const RowTasks& tasks, uint32_t task) const noexcept {
+  return routing_.slots(static_cast<int>(task / tasks.count()));
 }
 
 // The task that the calling worker is most likely to claim next, as all workers take them in turn.
 uint32_t ChainJob::following(const SlicePlan& plan, const RowTasks& tasks, uint32_t task) const noexcept {
   const uint32_t total = tasks.count() * static_cast<uint32_t>(routing_.expert_count());
   return std::min(task + plan.workers, total - 1);
-}
-
-// Row by row in turn: two streams, which the memory system fetches ahead side by side.
-void ChainJob::multiply_pair(const Run& run, const Run& next, const char* input, float* gate,
-                             float* up) const noexcept {
-  const RowRange rows = run.rows;
-  const char* gate_row = chain_.gate.address(run.expert, rows.begin);
-  const char* up_row = chain_.up.address(run.expert, rows.begin);
-  for (int64_t index = 0; index < rows.count(); ++index) {
-    if (index + kRowsAhead == rows.count()) {
-      prefetch_head(chain_.gate.address(next.expert, next.rows.begin));
-      prefetch_head(chain_.up.address(next.expert, next.rows.begin));
-    }
-    gate[index] = chain_.gate.row(gate_row, input);
-    up[index] = chain_.up.row(up_row, input);
-    gate_row += chain_.gate.row_bytes();
-    up_row += chain_.up.row_bytes();
-  }
-  chain_.gate.add_bias(run.expert, rows.begin, rows.end, gate);
-  chain_.up.add_bias(run.expert, rows.begin, rows.end, up);
 }
 
 void ChainJob::activate(int64_t count, const float* gate, const float* up, float* hidden) const noexcept {
@@ -204,16 +188,18 @@ void ChainJob::activate(int64_t count, const float* gate, const float* up, float
 }
 
 void ChainJob::down(const SlicePlan& plan, uint32_t task) noexcept {
-  const Run run = run_of(plan.embedding, task);
-  const Run next = run_of(plan.embedding, following(plan, plan.embedding, task));
-  const int64_t head = std::max(run.rows.begin, run.rows.end - kRowsAhead);
-  for (int slot : routing_.slots(run.index)) {
-    const char* input = plan.quantised_hidden + static_cast<size_t>(slot) * chain_.down.activation_row_bytes;
-    float* output = partial_ + static_cast<size_t>(slot) * static_cast<size_t>(chain_.down.row_count);
-    chain_.down.rows(run.expert, run.rows.begin, head, input, output + run.rows.begin);
-    prefetch_head(chain_.down.address(next.expert, next.rows.begin));
-    chain_.down.rows(run.expert, head, run.rows.end, input, output + head);
-  }
+  const RowRun run = run_of(plan.embedding, task);
+  const RowRun next = run_of(plan.embedding, following(plan, plan.embedding, task));
+  by_slot_groups(slots_of(plan.embedding, task), [&](std::span<const int> slots) {
+    const char* inputs[kKernelTokens];
+    float* outputs[kKernelTokens];
+    for (size_t index = 0; index < slots.size(); ++index) {
+      const auto slot = static_cast<size_t>(slots[index]);
+      inputs[index] = plan.quantised_hidden + slot * chain_.down.activation_row_bytes;
+      outputs[index] = partial_ + slot * static_cast<size_t>(chain_.down.row_count) + run.rows.begin;
+    }
+    chain_.down.multiply(run, next, inputs, static_cast<int>(slots.size()), outputs);
+  });
   // Acquire-release: the last one sees what the others wrote into `partial_`.
   std::atomic<int>& experts_left = plan.experts_left[task % plan.embedding.count()];
   if (experts_left.fetch_sub(1, std::memory_order_acq_rel) == 1) sum(run.rows);
@@ -247,19 +233,22 @@ uint64_t ChainJob::weight_bytes(int slice) const noexcept {
 
 // ---------------------------------------------------------------- ProductJob
 
-void ProductJob::prepare(ggml_tensor* node, const Pool& pool) {
+void ProductJob::prepare(ggml_tensor* node, const Pool& pool, std::optional<InstructionSet> set) {
   const ggml_tensor* weight = node->src[0];
   node_ = node;
   parts_ = part_count(weight);
-  product_ = ExpertProduct(weight, 0, weight->ne[1]);
+  product_ = WeightProduct(weight, 0, weight->ne[1], set);
   slice_count_ = pool.slice_count();
   routing_.read(node->src[2], weight->ne[2]);
   const ggml_tensor* input = node->src[1];
   quantised_ = memory_.of(static_cast<size_t>(input->ne[1] * input->ne[2]) * product_.activation_row_bytes);
   plans_.resize(slice_count_);
-  for (int slice = 0; slice < slice_count_; ++slice)
+  workers_.resize(slice_count_);
+  for (int slice = 0; slice < slice_count_; ++slice) {
     plans_[slice] = tasks_of(weight->ne[1] / parts_, weight->nb[1], pool, slice,
                              routing_.expert_count() * parts_, weight->ne[1]);
+    workers_[slice] = static_cast<uint32_t>(pool.workers_of(slice));
+  }
 }
 
 uint32_t ProductJob::task_count(int phase, int slice) const noexcept {
@@ -283,21 +272,35 @@ void ProductJob::run(int phase, int slice, uint32_t task, int) noexcept {
     return;
   }
   const RowTasks& plan = plans_[slice];
-  const uint32_t chunk = task % plan.count(), matrix = task / plan.count();
-  const int index = static_cast<int>(matrix) / parts_, part = static_cast<int>(matrix) % parts_;
-  const int64_t shift = part * (product_.row_count / parts_);
-  const RowRange rows = plan.task(chunk);
+  const RowRun run = run_of(plan, task);
+  const uint32_t total = task_count(phase, slice);
+  const RowRun next = run_of(plan, std::min(task + workers_[slice], total - 1));
   const int64_t input_rows = node_->src[1]->ne[1];
-  for (int slot : routing_.slots(index)) {
-    const int token = slot / routing_.used_count(), choice = slot % routing_.used_count();
-    const char* input = quantised_ + static_cast<size_t>(token * input_rows + choice % input_rows) *
-                                         product_.activation_row_bytes;
-    auto* output =
-        reinterpret_cast<float*>(static_cast<char*>(node_->data) + static_cast<size_t>(token) * node_->nb[2] +
-                                 static_cast<size_t>(choice) * node_->nb[1]);
-    product_.rows(routing_.expert(index), shift + rows.begin, shift + rows.end, input,
-                  output + shift + rows.begin);
-  }
+  by_slot_groups(
+      routing_.slots(static_cast<int>(task / plan.count()) / parts_), [&](std::span<const int> slots) {
+        const char* inputs[kKernelTokens];
+        float* outputs[kKernelTokens];
+        for (size_t index = 0; index < slots.size(); ++index) {
+          const int token = slots[index] / routing_.used_count(),
+                    choice = slots[index] % routing_.used_count();
+          inputs[index] = quantised_ + static_cast<size_t>(token * input_rows + choice % input_rows) *
+                                           product_.activation_row_bytes;
+          char* row = static_cast<char*>(node_->data) + static_cast<size_t>(token) * node_->nb[2] +
+                      static_cast<size_t>(choice) * node_->nb[1];
+          outputs[index] = reinterpret_cast<float*>(row) + run.rows.begin;
+        }
+        product_.multiply(run, next, inputs, static_cast<int>(slots.size()), outputs);
+      });
+}
+
+// The parts of a merged matrix are cut each by itself and lie one behind the other.
+RowRun ProductJob::run_of(const RowTasks& plan, uint32_t task) const noexcept {
+  const int matrix = static_cast<int>(task / plan.count());
+  RowRange rows = plan.task(task % plan.count());
+  const int64_t shift = matrix % parts_ * (product_.row_count / parts_);
+  rows.begin += shift;
+  rows.end += shift;
+  return {routing_.expert(matrix / parts_), rows};
 }
 
 uint64_t ProductJob::weight_bytes(int slice) const noexcept {

@@ -1,12 +1,13 @@
 // The two jobs the pool runs for a layer's experts: the whole chain, or one product by itself.
 //
 // Rows of every matrix are cut by slice (arena/row_cut.hpp), so a worker reads weights of its own node only.
-// A row's sum is computed by one worker in ggml's order: any number of slices and workers gives the same
-// bits.
+// A row's sum is computed by one worker in one order: any number of slices and workers gives the same bits.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <optional>
+#include <span>
 #include <vector>
 
 #include "arena/row_cut.hpp"
@@ -54,16 +55,9 @@ class ChainJob final : public Job {
 
   void quantise_input(int token) noexcept;
   void gate_up(const SlicePlan& plan, uint32_t task) noexcept;
-  // A task as what it is: a run of rows of one expert, `index` of those the batch uses.
-  struct Run {
-    int index = 0;
-    int32_t expert = 0;
-    RowRange rows;
-  };
-  Run run_of(const RowTasks& tasks, uint32_t task) const noexcept;
+  RowRun run_of(const RowTasks& tasks, uint32_t task) const noexcept;
+  std::span<const int> slots_of(const RowTasks& tasks, uint32_t task) const noexcept;
   uint32_t following(const SlicePlan& plan, const RowTasks& tasks, uint32_t task) const noexcept;
-  void multiply_pair(const Run& run, const Run& next, const char* input, float* gate,
-                     float* up) const noexcept;
   void activate(int64_t count, const float* gate, const float* up, float* hidden) const noexcept;
   void down(const SlicePlan& plan, uint32_t task) noexcept;
   void sum(RowRange rows) noexcept;
@@ -85,7 +79,7 @@ class ChainJob final : public Job {
 // One MUL_MAT_ID node.
 class ProductJob final : public Job {
  public:
-  void prepare(ggml_tensor* node, const Pool& pool);
+  void prepare(ggml_tensor* node, const Pool& pool, std::optional<InstructionSet> set);
 
   int phase_count() const noexcept override { return 2; }
   uint32_t task_count(int phase, int slice) const noexcept override;
@@ -95,13 +89,15 @@ class ProductJob final : public Job {
 
  private:
   void quantise(uint32_t row) noexcept;
+  RowRun run_of(const RowTasks& plan, uint32_t task) const noexcept;
 
   ggml_tensor* node_ = nullptr;
-  ExpertProduct product_;
+  WeightProduct product_;
   Routing routing_;
   int slice_count_ = 1;
   int parts_ = 1;
   std::vector<RowTasks> plans_;
+  std::vector<uint32_t> workers_;  // by slice
   char* quantised_ = nullptr;
   Scratch<char> memory_;
 };

@@ -165,6 +165,27 @@ void bind_arena(py::module_& module) {
       py::arg("arena"), py::arg("pool"), ReleaseGil());
 }
 
+struct NamedSet {
+  const char* name;
+  std::optional<InstructionSet> set;
+};
+constexpr NamedSet kKernelNames[] = {
+    {"avx512", InstructionSet::kAvx512Vnni}, {"avx2", InstructionSet::kAvx2}, {"ggml", std::nullopt}};
+
+// What this CPU can run, best first.
+std::vector<std::string> supported_kernels() {
+  std::vector<std::string> names;
+  for (const auto& [name, set] : kKernelNames)
+    if (!set || cpu_has(*set)) names.emplace_back(name);
+  return names;
+}
+
+std::optional<InstructionSet> kernels_named(const std::string& wanted) {
+  for (const auto& [name, set] : kKernelNames)
+    if (wanted == name && (!set || cpu_has(*set))) return set;
+  throw std::invalid_argument("no kernels for this CPU are called '" + wanted + "'");
+}
+
 void bind_device(py::module_& module) {
   py::class_<DeviceCounters>(module, "DeviceCounters")
       .def_readonly("fused_chains", &DeviceCounters::fused_chains)
@@ -173,8 +194,12 @@ void bind_device(py::module_& module) {
   module.def("attach_pool", &attach_pool, py::arg("pool"), ReleaseGil());
   module.def(
       "set_device_options",
-      [](int max_pool_tokens, bool fuse_chains) { set_device_options({max_pool_tokens, fuse_chains}); },
-      py::arg("max_pool_tokens") = DeviceOptions{}.max_pool_tokens, py::arg("fuse_chains") = true);
+      [](int max_pool_tokens, bool fuse_chains, const std::string& kernels) {
+        set_device_options({max_pool_tokens, fuse_chains, kernels_named(kernels)});
+      },
+      py::arg("max_pool_tokens") = DeviceOptions{}.max_pool_tokens, py::arg("fuse_chains") = true,
+      py::arg("kernels") = "ggml");
+  module.def("supported_kernels", &supported_kernels);
   module.def("device_counters", &device_counters, ReleaseGil());
 }
 
