@@ -190,6 +190,7 @@ REASON_CODES: Mapping[str, ReasonCode] = {
     "placement-not-possible": ReasonCode(
         "the kernel or a seccomp filter refuses to place memory", _ALLOW_CALLS
     ),
+    "placement-repaired": ReasonCode("pages lay elsewhere than planned and were moved to their slice's node"),
     "placement-unverifiable": ReasonCode(
         "the kernel does not tell where the arena's pages lie", "Allow move_pages to the service."
     ),

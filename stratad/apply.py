@@ -1,31 +1,16 @@
-"""Carries a plan out on this process: memory policy, pool, placed arena, loaded model.
-
-The one importer of the native module.
-"""
+"""Carries a plan out on this process: memory policy, pool, placed arena, loaded model."""
 
 from __future__ import annotations
 
 import os
-import resource
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
-import numpy as np
-import numpy.typing as npt
-
-from planner import Effect, MemoryMode, Plan, ProcessMemory, Reason, WorkerLayout, unpinned_layout
+from planner import MemoryMode, Plan, ProcessMemory, WorkerLayout, unpinned_layout
 from stratad import _native
-from stratad.config import Configuration
-from stratad.errors import EngineError, LoadCancelled, ModelFileError, PlacementError
+from stratad.config import Configuration, KernelChoice
+from stratad.errors import ConfigurationError, EngineError, LoadCancelled, ModelFileError, PlacementError
 from stratad.model import ModelFacts
-from stratad.runner import (
-    NativeCounters,
-    PlacementReport,
-    Sampler,
-    SamplingParameters,
-    SliceCounters,
-)
-from stratad.verify import projected_arena_bytes, slice_placement
+from stratad.native_runner import NativeRunner, memlock_limit
 
 Progress = Callable[[str, float], bool]
 
@@ -65,175 +50,6 @@ def apply_process_memory(memory: ProcessMemory) -> None:
         ) from error
 
 
-class NativeVocabulary:
-    """The model's tokens, read from libllama."""
-
-    def __init__(self, model: _native.Model) -> None:
-        self._model = model
-
-    @property
-    def token_count(self) -> int:
-        """Number of tokens."""
-        return self._model.token_count
-
-    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """Tokens of `text`."""
-        return self._model.tokenize(text, add_special=add_special, parse_special=parse_special)
-
-    def token_bytes(self, token: int) -> bytes:
-        """The bytes a token stands for."""
-        return self._model.token_bytes(token)
-
-    def is_end_of_generation(self, token: int) -> bool:
-        """True when the model says it has finished by this token."""
-        return self._model.is_end_of_generation(token)
-
-    def token_text(self, token: int) -> str:
-        """The token's name in the vocabulary; empty for the id -1 of an absent token."""
-        return self._model.token_text(token) if token >= 0 else ""
-
-
-@dataclass(frozen=True, slots=True)
-class NativeSampler:
-    """One request's chain of samplers."""
-
-    chain: _native.Sampler
-
-
-class NativeRunner:
-    """A loaded model behind `stratad.runner.ModelRunner`: one sequence, experts in the placed arena."""
-
-    def __init__(
-        self,
-        pool: _native.Pool,
-        model: _native.Model,
-        context: _native.Context,
-        plan: Plan,
-        batch_tokens: int,
-    ) -> None:
-        self._pool = pool
-        self._model = model
-        self._context = context
-        self._plan = plan
-        self._batch = _native.Batch()
-        self._batch_tokens = batch_tokens
-        self._vocabulary = NativeVocabulary(model)
-
-    @property
-    def vocabulary(self) -> NativeVocabulary:
-        """The model's tokens."""
-        return self._vocabulary
-
-    @property
-    def context_tokens(self) -> int:
-        """Tokens the one sequence can hold."""
-        return self._context.context_tokens
-
-    @property
-    def batch_tokens(self) -> int:
-        """Most tokens one `decode` call accepts."""
-        return self._batch_tokens
-
-    @property
-    def chat_template(self) -> str | None:
-        """The model file's Jinja template, or None."""
-        return self._model.chat_template
-
-    @property
-    def bos_text(self) -> str:
-        """Text of the start token; empty when the model has none."""
-        return self._vocabulary.token_text(self._model.bos_token)
-
-    @property
-    def eos_text(self) -> str:
-        """Text of the end token; empty when the model has none."""
-        return self._vocabulary.token_text(self._model.eos_token)
-
-    @property
-    def reasons(self) -> tuple[Reason, ...]:
-        """What the kernel refused while the arena was placed, as warnings."""
-        return tuple(
-            reason
-            for arena in self._model.arenas
-            for reason in _placement_reasons(arena.outcome, arena.size_bytes)
-        )
-
-    def open_sampler(self, sampling: SamplingParameters) -> NativeSampler:
-        """A sampler for one request. Raises ValueError when the grammar does not parse."""
-        return NativeSampler(
-            _native.Sampler(
-                self._model,
-                temperature=sampling.temperature,
-                top_k=sampling.top_k,
-                top_p=sampling.top_p,
-                min_p=sampling.min_p,
-                seed=sampling.seed,
-                repeat_penalty=sampling.repeat_penalty,
-                frequency_penalty=sampling.frequency_penalty,
-                presence_penalty=sampling.presence_penalty,
-                penalty_last_tokens=sampling.penalty_last_tokens,
-                grammar=sampling.grammar or "",
-                logit_bias=sampling.logit_bias,
-            )
-        )
-
-    def decode(self, tokens: Sequence[int], position: int) -> None:
-        """Computes `tokens` at `position` and following, and keeps the last one's logits."""
-        self._batch.clear()
-        last = len(tokens) - 1
-        for index, token in enumerate(tokens):
-            self._batch.add(token, position + index, 0, index == last)
-        self._context.decode(self._batch)
-
-    def sample(self, sampler: Sampler) -> int:
-        """The next token from the last logits, accepted into the sampler's state."""
-        assert isinstance(sampler, NativeSampler)
-        return sampler.chain.sample(self._context)
-
-    def truncate(self, position: int) -> None:
-        """Forgets everything from `position` on. Raises RuntimeError when the cache cannot be cut there."""
-        if not self._context.forget(0, position):
-            raise RuntimeError(f"this model's memory cannot be cut at position {position}")
-
-    def adopt_decode_thread(self) -> None:
-        """Pins the calling thread to worker 0's CPU."""
-        self._pool.adopt_calling_thread()
-
-    def counters(self) -> NativeCounters:
-        """Running totals of pool and device."""
-        device = _native.device_counters()
-        slices = self._pool.counters()
-        expert_bytes = device.expert_bytes or [0] * len(slices)
-        return NativeCounters(
-            slices=tuple(
-                SliceCounters(counters.wait_seconds, counters.drain_seconds, counters.tasks, size_bytes)
-                for counters, size_bytes in zip(slices, expert_bytes, strict=True)
-            ),
-            fused_chains=device.fused_chains,
-            fallback_operations=device.fallback_operations,
-        )
-
-    def placement(self, pages_per_slice: int) -> PlacementReport:
-        """Asks the kernel where a sample of each slice's pages lies."""
-        slices, sizes = [], []
-        for arena in self._model.arenas:
-            for index in range(arena.slice_count):
-                pages = _sample(arena, index, pages_per_slice)
-                slices.append(slice_placement(index, self._home_nodes(index), pages))
-                sizes.append(arena.slice_bytes(index))
-        return PlacementReport(tuple(slices), projected_arena_bytes(slices, sizes), self._plan.page_bytes)
-
-    def _home_nodes(self, slice_index: int) -> tuple[int, ...]:
-        """Nodes the slice's pages belong on; on a machine with one node that is the one, placed or not."""
-        slices = self._plan.layout.slices
-        planned = slices[slice_index].node_ids if slice_index < len(slices) else ()
-        return planned or (self._plan.memory_nodes if len(self._plan.memory_nodes) == 1 else ())
-
-    def close(self) -> None:
-        """Frees context, model and arena."""
-        del self._context, self._model, self._vocabulary
-
-
 def open_runner(
     plan: Plan, model: ModelFacts, configuration: Configuration, progress: Progress
 ) -> NativeRunner:
@@ -246,10 +62,14 @@ def open_runner(
         ModelFileError: llama.cpp refuses the model.
         PlacementError: A worker cannot be pinned to its CPU.
         EngineError: Memory ran out, or no context can be made.
+        ConfigurationError: The CPU lacks what the configuration asks for.
     """
     layout = _layout(plan, configuration)
     pool = _start_pool(layout, configuration.placement.spin_microseconds * 1e-6)
-    _native.set_device_options(max_pool_tokens=configuration.placement.max_pool_tokens)
+    _native.set_device_options(
+        max_pool_tokens=configuration.placement.max_pool_tokens,
+        kernels=_kernels(configuration.placement.kernels),
+    )
     loaded = _load(plan, model, configuration, pool, progress)
     _require_vocabulary(loaded, model)
     if configuration.placement.lock_memory is True:
@@ -281,6 +101,21 @@ def _layout(plan: Plan, configuration: Configuration) -> WorkerLayout:
     if test_slices is None:
         return plan.layout
     return unpinned_layout(test_slices, max(test_slices, len(plan.layout.workers)))
+
+
+def _kernels(choice: KernelChoice) -> str:
+    """The row kernels to use. Raises ConfigurationError when this CPU lacks the chosen instruction set."""
+    supported = _native.supported_kernels()
+    if choice == "auto":
+        return supported[0]
+    if choice not in supported:
+        raise ConfigurationError(
+            tried=f"using the {choice} row kernels (placement.kernels)",
+            because="this CPU does not have the instructions",
+            values={"supported": supported},
+            remedy='set placement.kernels = "auto"',
+        )
+    return choice
 
 
 def _start_pool(layout: WorkerLayout, spin_seconds: float) -> _native.Pool:
@@ -333,14 +168,6 @@ def _load(
         ) from error
 
 
-def _sample(arena: _native.Arena, slice_index: int, page_count: int) -> npt.NDArray[np.int32]:
-    """The sampled pages' nodes; where move_pages itself is refused, one page that nobody can tell."""
-    try:
-        return arena.sample_placement(slice_index, page_count)
-    except OSError as error:
-        return np.array([-(error.errno or 0)], dtype=np.int32)
-
-
 def _require_vocabulary(loaded: _native.Model, model: ModelFacts) -> None:
     """Raises ModelFileError for a model of token ids only: llama.cpp aborts the process when it has to tokenise."""
     kind = loaded.metadata("tokenizer.ggml.model")
@@ -362,38 +189,6 @@ def _require_lock(model: _native.Model) -> None:
                 because=os.strerror(arena.outcome.lock_error_number)
                 if arena.outcome.lock_error_number
                 else "its pages are not where the plan says, and locked pages cannot be moved",
-                values={"arena_bytes": arena.size_bytes, **_memlock_limit()},
+                values={"arena_bytes": arena.size_bytes, **memlock_limit()},
                 remedy='set LimitMEMLOCK=infinity in the unit (or `ulimit -l unlimited`), or lock_memory = "auto"',
             )
-
-
-def _placement_reasons(outcome: _native.PlaceOutcome, size_bytes: int) -> list[Reason]:
-    reasons = [
-        Reason(
-            code="placement-not-possible",
-            effect=Effect.WARNS,
-            message=f"the kernel refuses {failure.call} ({os.strerror(failure.error_number)}): "
-            "workers are pinned, pages lie where they were touched first",
-            evidence={"call": failure.call, "errno": failure.error_number},
-            remedy="let the service use mbind, set_mempolicy and move_pages (SystemCallFilter=@system-service)",
-        )
-        for failure in outcome.failures
-    ]
-    if outcome.lock_error_number:
-        reasons.append(
-            Reason(
-                code="arena-not-locked",
-                effect=Effect.WARNS,
-                message=f"the arena's {size_bytes} bytes cannot be locked in memory: "
-                f"{os.strerror(outcome.lock_error_number)}",
-                evidence={"arena_bytes": size_bytes, "errno": outcome.lock_error_number, **_memlock_limit()},
-                remedy="set LimitMEMLOCK=infinity in the unit (or `ulimit -l unlimited`), "
-                "or placement.lock_memory = false",
-            )
-        )
-    return reasons
-
-
-def _memlock_limit() -> dict[str, int | None]:
-    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    return {"memlock_limit_bytes": None if limit == resource.RLIM_INFINITY else limit}

@@ -31,6 +31,7 @@ _MISSING = ("missing", "missing_argument")
 
 PolicyChoice = Literal["auto", "off", "single-socket", "split", "interleave"]
 Objective = Literal["decode", "prompt", "balanced"]
+KernelChoice = Literal["auto", "avx512", "avx2", "ggml"]
 PlacementFallback = Literal["fail", "interleave", "single-socket", "degraded"]
 
 
@@ -74,12 +75,22 @@ class PlacementSection:
         PlacementFallback,
         Field(description="Below the limit: fail, plan again with another policy, or serve as degraded."),
     ] = "fail"
+    repair: Annotated[
+        bool,
+        Field(description="Move pages that lie elsewhere than planned to their node, also while serving."),
+    ] = True
     spin_microseconds: Annotated[
         int, Field(ge=0, le=1_000_000, description="How long an idle worker spins before it sleeps.")
     ] = 50
     max_pool_tokens: Annotated[
         int, Field(ge=1, le=512, description="Largest batch that the pool computes; larger ones go to ggml.")
     ] = 8
+    kernels: Annotated[
+        KernelChoice,
+        Field(
+            description="Row kernels: the best this CPU has (auto), one instruction set, or ggml's dot products."
+        ),
+    ] = "auto"
     lock_memory: Annotated[
         bool | Literal["auto"],
         Field(

@@ -142,6 +142,13 @@ TABLE: tuple[MetricSpec, ...] = (
         "stratad_placement_check_age_seconds", _GAUGE, "Time since pages were last sampled.", (), "seconds"
     ),
     MetricSpec(
+        "stratad_placement_repaired_pages_total",
+        _COUNTER,
+        "Pages that lay elsewhere and were moved to their slice's node.",
+        (),
+        "pages",
+    ),
+    MetricSpec(
         "stratad_arena_bytes",
         _GAUGE,
         "Expert weights per node, projected from the sample.",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from stratad import journal
 from stratad.service import Notice, Service
 from stratad.verify import PlacementCheck, Verdict
@@ -9,28 +11,58 @@ from stratad.watch import Watch
 
 BELOW_LIMIT_CODE = "placement-below-limit"
 UNVERIFIABLE_CODE = "placement-unverifiable"
+REPAIRED_CODE = "placement-repaired"
 
 
 class PlacementWatch(Watch):
-    """A thread that samples placement every `pause_seconds`; 0 never does."""
+    """A thread that samples placement every `pause_seconds`, 0 never, and moves pages back that have drifted."""
 
-    def __init__(self, service: Service, pause_seconds: float) -> None:
+    def __init__(self, service: Service, pause_seconds: float, *, is_repairing: bool) -> None:
         super().__init__("placement", pause_seconds)
         self._service = service
+        self._is_repairing = is_repairing
         self._last = Verdict.MET
+        # Where a repair moved nothing, the next one need not be tried until something has changed.
+        self._hopeless_ratio: float | None = None
 
     def look(self) -> None:
-        """Samples once and tells the service, and the log when the verdict has changed."""
+        """Samples once, repairs what can be, and tells the service, and the log when the verdict has changed."""
         try:
             check = self._service.sample_placement()
+            self._tell(check)
+            if self._is_repairing and not check.is_met and check.worst_ratio != self._hopeless_ratio:
+                moved_pages = repair(self._service.repair_placement)
+                notice_repair(self._service, moved_pages)
+                check = self._service.sample_placement()
+                self._hopeless_ratio = check.worst_ratio if moved_pages == 0 else None
+                self._tell(check)
         except (OSError, RuntimeError) as error:
             # The next check may work; how old the last one is, a metric tells.
             journal.report_error("placement", "the check failed", reason=str(error))
-            return
+
+    def _tell(self, check: PlacementCheck) -> None:
         note_placement(self._service, check)
         if check.verdict is not self._last:
             log_placement(check)
         self._last = check.verdict
+
+
+def repair(move_pages: Callable[[], int]) -> int:
+    """Pages that `move_pages` brought back; 0 where the kernel refuses, which the log tells."""
+    try:
+        return move_pages()
+    except OSError as error:
+        journal.report_error("placement", "pages cannot be moved", reason=str(error))
+        return 0
+
+
+def notice_repair(service: Service, moved_pages: int) -> None:
+    """Shows that pages were moved to where they belong; nothing when none were."""
+    if moved_pages == 0:
+        return
+    message = f"{moved_pages} pages lay elsewhere than planned and were moved to their slice's node"
+    service.notice(Notice(REPAIRED_CODE, "informs", message))
+    journal.inform("placement", message, moved_pages=moved_pages)
 
 
 def note_placement(service: Service, check: PlacementCheck) -> None:

@@ -10,6 +10,7 @@ from stratad.config import Configuration
 RELOADABLE = (
     "placement.limit_ratio",
     "placement.pin_check_seconds",
+    "placement.repair",
     "server.drain_seconds",
     "systemd.load_extension_seconds",
     "systemd.stall_seconds",

@@ -1,6 +1,6 @@
 """What the server asks of a loaded model: the border between Python and the native engine.
 
-`stratad.apply.NativeRunner` implements `ModelRunner` over the native module; tests implement it
+`stratad.native_runner.NativeRunner` implements `ModelRunner` over the native module; tests implement it
 with a scripted one. The engine sees nothing else of the native side. Only `counters` and
 `placement` may be called from any thread; everything else belongs to the decode thread.
 """
@@ -64,6 +64,7 @@ class NativeCounters:
     slices: tuple[SliceCounters, ...]
     fused_chains: int
     fallback_operations: int
+    repaired_pages: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +185,13 @@ class ModelRunner(Protocol):
 
     def placement(self, pages_per_slice: int) -> PlacementReport:
         """Asks the kernel where at most `pages_per_slice` pages of each slice lie. Safe from any thread."""
+
+    def repair_placement(self) -> int:
+        """Moves pages of slices that have one home node back to it, as far as the kernel can.
+
+        Gives how many it moved. Safe from any thread while decoding goes on; takes seconds for a large arena.
+        Raises OSError when the kernel refuses.
+        """
 
     def close(self) -> None:
         """Frees model and arena and joins the pool. Nothing else may be called afterwards."""

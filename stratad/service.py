@@ -179,6 +179,10 @@ class Service:
         self.checked(check)
         return check
 
+    def repair_placement(self) -> int:
+        """Moves pages that lie elsewhere than planned back, and gives how many it moved."""
+        return self._serving_parts().runner.repair_placement()
+
     def is_progressing(self) -> bool:
         """False when a request has made no step for too long, or the engine has failed: restart it then."""
         with self._lock:

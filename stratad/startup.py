@@ -19,7 +19,7 @@ from planner import (
 from planner.explain import reason_log_line
 from planner.sysfs import Tree
 from stratad import journal
-from stratad.apply import NativeRunner, apply_process_memory, open_runner
+from stratad.apply import apply_process_memory, open_runner
 from stratad.chat_template import FALLBACK_TEMPLATE_NAME, ChatTemplate, open_chat_template
 from stratad.config import Configuration, Environment
 from stratad.engine import Engine
@@ -28,8 +28,9 @@ from stratad.errors import LoadCancelled, PlacementError, StratadError, render_e
 from stratad.facts import machine_facts
 from stratad.metrics import Metrics
 from stratad.model import ModelFacts, read_model_facts
+from stratad.native_runner import NativeRunner
 from stratad.pinning import PinWatch
-from stratad.placement_watch import PlacementWatch, log_placement, note_placement
+from stratad.placement_watch import PlacementWatch, log_placement, note_placement, notice_repair, repair
 from stratad.reload import reloaded, settings_that_differ
 from stratad.runner import ModelRunner
 from stratad.runtime_directory import publish_plan, published, runtime_directory
@@ -206,7 +207,15 @@ def _loaded(loading: _Loading, plan: Plan) -> Iterator[NativeRunner]:
 
 
 def _check(runner: ModelRunner, loading: _Loading) -> PlacementCheck:
-    """Samples placement before anybody is served, and shows what it found."""
+    """Samples placement before anybody is served, repairs it where that helps, and shows what it found."""
+    check = _sample(runner, loading)
+    if check.is_met or not loading.configuration.placement.repair:
+        return check
+    notice_repair(loading.service, repair(runner.repair_placement))
+    return _sample(runner, loading)
+
+
+def _sample(runner: ModelRunner, loading: _Loading) -> PlacementCheck:
     configuration = loading.configuration
     report = runner.placement(configuration.metrics.placement_sample_pages)
     check = check_placement(report, configuration.placement.limit_ratio)
@@ -266,7 +275,13 @@ def _watched(
     """Placement is checked again and again, and the supervisor hears signs of life."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(PinWatch(service, configuration.placement.pin_check_seconds))
-        stack.enter_context(PlacementWatch(service, configuration.metrics.placement_check_seconds))
+        stack.enter_context(
+            PlacementWatch(
+                service,
+                configuration.metrics.placement_check_seconds,
+                is_repairing=configuration.placement.repair,
+            )
+        )
         if environment.watchdog_microseconds is not None:
             interval_seconds = environment.watchdog_microseconds / 1_000_000
             stack.enter_context(Watchdog(notifier, interval_seconds, service.is_progressing))

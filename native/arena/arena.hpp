@@ -69,7 +69,7 @@ struct PlaceOptions {
   // it.
   bool allow_huge_pages = false;
   LockMode lock = LockMode::kTry;
-  double limit_ratio = 0.95;  // below this local ratio nothing is locked: locked pages cannot be repaired
+  double limit_ratio = 0.95;  // below this local ratio pages are repaired, and nothing is locked
 };
 
 struct PlaceOutcome {
@@ -98,8 +98,8 @@ class Arena {
   size_t slice_bytes(int slice) const noexcept;
 
   // Moves the slice's pages that lie elsewhere to its node, as far as the kernel can; nothing for a slice of
-  // no or several nodes, and no locked page. Returns how many pages moved. Throws std::system_error when
-  // refused.
+  // no or several nodes, and no page that a device has pinned. Workers may read meanwhile. Returns how many
+  // pages moved. Throws std::system_error when refused.
   size_t repair(int slice);
 
   // The nodes of up to `page_count` pages spread evenly over the slice; negative errno where still unknown

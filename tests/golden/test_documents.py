@@ -138,6 +138,7 @@ def test_every_constant_has_a_note_and_every_reason_that_stops_or_warns_has_a_wa
         "gpu-node-preferred",
         "most-local-feasible",
         "no-experts",
+        "placement-repaired",
         "policy-excluded",
         "policy-requested",
         "prompt-at-gpu",

@@ -135,7 +135,10 @@ def test_the_watch_tells_when_pages_go_astray_and_when_they_are_back(
     with serve() as served:
         good = served.runner.report
         astray = PlacementReport((SlicePlacement(0, (0,), ((0, 1), (1, 1)), 0),), (), 4096)
-        with caplog.at_level(logging.INFO, "stratad"), PlacementWatch(served.service, 0.002):
+        with (
+            caplog.at_level(logging.INFO, "stratad"),
+            PlacementWatch(served.service, 0.002, is_repairing=False),
+        ):
             served.runner.report = astray
             wait_until(lambda: served.service.state is ServiceState.DEGRADED)
             wait_until(lambda: "placement-below-limit" in _reason_codes(served))
@@ -147,6 +150,31 @@ def test_the_watch_tells_when_pages_go_astray_and_when_they_are_back(
             wait_until(lambda: "placement-below-limit" not in _reason_codes(served))
             wait_until(lambda: "verdict=met" in caplog.text)
         assert caplog.text.count("verdict=below-limit") == 1, "told once, not at every check"
+
+
+def test_the_watch_moves_pages_back_and_says_so() -> None:
+    with serve() as served:
+        served.runner.repaired_report = served.runner.report
+        with PlacementWatch(served.service, 0.002, is_repairing=True):
+            served.runner.report = PlacementReport((SlicePlacement(0, (0,), ((1, 2),), 0),), (), 4096)
+            wait_until(lambda: "placement-repaired" in _reason_codes(served))
+        assert served.service.state is ServiceState.READY
+        assert "placement-below-limit" not in _reason_codes(served)
+        assert served.runner.repair_attempts == 1
+
+
+def test_a_repair_that_moved_nothing_is_tried_again_only_when_pages_have_moved() -> None:
+    def astray(local_pages: int) -> PlacementReport:
+        return PlacementReport((SlicePlacement(0, (0,), ((0, local_pages), (1, 6)), 0),), (), 4096)
+
+    with serve() as served:
+        watch = PlacementWatch(served.service, 0, is_repairing=True)
+        for report, attempts in ((astray(4), 1), (astray(4), 1), (astray(3), 2), (astray(3), 2)):
+            served.runner.report = report
+            watch.look()
+            assert served.runner.repair_attempts == attempts
+        assert served.service.state is ServiceState.DEGRADED
+        assert "placement-repaired" not in _reason_codes(served)
 
 
 def _reason_codes(served: Served) -> list[str]:

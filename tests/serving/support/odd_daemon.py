@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import sys
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from planner import Topology
-from stratad import apply, startup
+from stratad import native_runner, startup
 from stratad.daemon import main
 from stratad.errors import LoadCancelled
 from stratad.facts import machine_facts
@@ -34,14 +35,16 @@ def _mode(name: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
 
 
 def _change_placement(change: Callable[[PlacementReport], PlacementReport], *, only_first: bool) -> None:
-    true_placement, first_runner = apply.NativeRunner.placement, []
+    true_placement = native_runner.NativeRunner.placement
+    first_runner: list[weakref.ref[native_runner.NativeRunner]] = []
 
-    def placement(self: apply.NativeRunner, pages_per_slice: int) -> PlacementReport:
-        first_runner.append(id(self))
+    def placement(self: native_runner.NativeRunner, pages_per_slice: int) -> PlacementReport:
+        if not first_runner:
+            first_runner.append(weakref.ref(self))
         report = true_placement(self, pages_per_slice)
-        return change(report) if not only_first or len(first_runner) == 1 else report
+        return change(report) if not only_first or first_runner[0]() is self else report
 
-    apply.NativeRunner.placement = placement  # type: ignore[method-assign]
+    native_runner.NativeRunner.placement = placement  # type: ignore[method-assign]
 
 
 def _half_astray(report: PlacementReport) -> PlacementReport:

@@ -103,6 +103,9 @@ class ScriptedRunner:
         self.truncate_failure: Exception | None = None
         self.decode_thread: int | None = None
         self.is_closed = False
+        # What `repair_placement` makes of the report; None: no page can be moved.
+        self.repaired_report: PlacementReport | None = None
+        self.repair_attempts = 0
         self.report: PlacementReport | None = PlacementReport(
             (SlicePlacement(0, (0,), ((0, 64),), 0),), ((0, 1 << 20),), 4096
         )
@@ -191,6 +194,14 @@ class ScriptedRunner:
         if self.report is None:
             raise OSError(1, "Operation not permitted")
         return self.report
+
+    def repair_placement(self) -> int:
+        assert not self.is_closed
+        self.repair_attempts += 1
+        if self.repaired_report is None:
+            return 0
+        self.report = self.repaired_report
+        return 5
 
     def close(self) -> None:
         self.is_closed = True
