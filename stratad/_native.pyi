@@ -62,7 +62,11 @@ class LockMode(Enum):
 
 class PlaceOptions:
     def __init__(
-        self, allow_huge_pages: bool = False, lock: LockMode = ..., limit_ratio: float = 0.95
+        self,
+        allow_huge_pages: bool = False,
+        huge_page_bytes: int = 0,
+        lock: LockMode = ...,
+        limit_ratio: float = 0.95,
     ) -> None: ...
 
 class PlaceOutcome:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 from planner import MemoryMode, Plan, ProcessMemory, WorkerLayout, unpinned_layout
+from planner.sysfs import Tree
 from stratad import _native
 from stratad.config import Configuration, KernelChoice
 from stratad.errors import ConfigurationError, EngineError, LoadCancelled, ModelFileError, PlacementError
+from stratad.free_blocks import free_huge_page_bytes
 from stratad.model import ModelFacts
 from stratad.native_runner import NativeRunner, memlock_limit
 
@@ -138,6 +141,7 @@ def _load(
     lock = configuration.placement.lock_memory
     place = _native.PlaceOptions(
         allow_huge_pages=plan.transparent_huge_pages,
+        huge_page_bytes=_huge_page_bytes(plan),
         lock=_native.LockMode.NEVER if lock is False else _native.LockMode.TRY,
         limit_ratio=configuration.placement.limit_ratio,
     )
@@ -166,6 +170,14 @@ def _load(
             values={"expert_bytes": model.expert_bytes},
             remedy="free memory on the plan's nodes, or serve a smaller quantisation",
         ) from error
+
+
+def _huge_page_bytes(plan: Plan) -> int:
+    """As many bytes of huge pages as the arena's nodes have ready."""
+    if not plan.transparent_huge_pages:
+        return 0
+    node_ids = plan.layout.slices[0].node_ids or plan.memory_nodes
+    return free_huge_page_bytes(Tree(Path("/")), node_ids)
 
 
 def _require_vocabulary(loaded: _native.Model, model: ModelFacts) -> None:

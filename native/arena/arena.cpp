@@ -177,17 +177,23 @@ Arena::Arena(ArenaReservation reservation, std::shared_ptr<Pool> pool)
 std::unique_ptr<Arena> Arena::place(ArenaReservation reservation, std::shared_ptr<Pool> pool,
                                     const PlaceOptions& options, const Progress& progress) {
   std::unique_ptr<Arena> arena(new Arena(std::move(reservation), std::move(pool)));
-  // A huge page cannot be cut: with several slices in one matrix it would put the neighbour's rows here, too.
-  // And they are never asked for: on fragmented memory the kernel then compacts at every fault, which made
-  // loading up to ten times slower and decode no faster (docs/BENCHMARKS.md).
-  if (!options.allow_huge_pages || arena->extents_.size() > 1)
-    madvise(arena->bytes().data(), arena->bytes().size(), MADV_NOHUGEPAGE);
+  arena->advise_page_size(options);
   arena->touch(progress);
   arena->protect();
   arena->verify();
   arena->repair_all(options.limit_ratio);
   arena->lock(options);
   return arena;
+}
+
+// A huge page cannot be cut: with several slices in one matrix it would put the neighbour's rows here, too.
+void Arena::advise_page_size(const PlaceOptions& options) {
+  if (!options.allow_huge_pages || extents_.size() > 1) {
+    madvise(bytes().data(), bytes().size(), MADV_NOHUGEPAGE);
+    return;
+  }
+  const size_t wanted = std::min(options.huge_page_bytes, bytes().size()) / kHugePageBytes * kHugePageBytes;
+  if (wanted > 0) madvise(bytes().data(), wanted, MADV_HUGEPAGE);
 }
 
 // A page belongs to the slice that owns its first byte; a page that straddles a border is shared, and the

@@ -68,6 +68,9 @@ struct PlaceOptions {
   // Whether the kernel may use transparent huge pages as it is set up to; only where one slice owns all of
   // it.
   bool allow_huge_pages = false;
+  // With that: as many bytes from the arena's start are asked to be on huge pages. Ask for no more than the
+  // node has free blocks of: beyond that the kernel compacts memory at every fault.
+  size_t huge_page_bytes = 0;
   LockMode lock = LockMode::kTry;
   double limit_ratio = 0.95;  // below this local ratio pages are repaired, and nothing is locked
 };
@@ -114,6 +117,7 @@ class Arena {
 
   Arena(ArenaReservation reservation, std::shared_ptr<Pool> pool);
   void collect_extents(const std::vector<SlicedTensor>& tensors);
+  void advise_page_size(const PlaceOptions& options);
   void touch(const Progress& progress);
   void protect();
   void verify();

@@ -20,7 +20,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from planner.sysfs import Tree
 from stratad import _native as native
+from stratad.free_blocks import free_huge_page_bytes
 from tests.bench.synthetic_model import BenchShape, cached_model
 
 CEILING_VARIATION_LIMIT = 1.5
@@ -75,7 +77,11 @@ class Arm:
 
 def arms_for(path: Path, pool: native.Pool) -> tuple[Arm, Arm]:
     """llama.cpp's own loader and CPU backend, and ours."""
-    place = native.PlaceOptions(allow_huge_pages=True, lock=native.LockMode.NEVER)
+    place = native.PlaceOptions(
+        allow_huge_pages=True,
+        huge_page_bytes=free_huge_page_bytes(Tree(Path("/")), (0,)),
+        lock=native.LockMode.NEVER,
+    )
     return (
         Arm("plain", lambda: native.Model.load([str(path)], use_arena=False)),
         Arm("pool", lambda: native.Model.load([str(path)], pool, place=place)),

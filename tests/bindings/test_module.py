@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -386,6 +387,23 @@ def test_this_process_may_place_memory_or_is_told_which_call_is_refused() -> Non
     for failure in native.probe_memory_policy():
         assert failure.call in {"get_mempolicy", "set_mempolicy", "mbind", "move_pages"}
         assert os.strerror(failure.error_number)
+
+
+@pytest.mark.parametrize(("slice_count", "expected"), [(1, True), (2, False)])
+def test_huge_pages_are_asked_for_only_where_one_slice_owns_all(
+    model_path: Path, slice_count: int, expected: bool
+) -> None:
+    place = native.PlaceOptions(allow_huge_pages=True, huge_page_bytes=1 << 40)
+    before = _huge_page_mappings()
+    loaded = native.Model.load([str(model_path)], make_pool(slice_count, slice_count), place=place)
+    assert loaded.arenas[0].size_bytes >= 2 << 20, "smaller than one huge page"
+    assert (_huge_page_mappings() > before) == expected
+
+
+def _huge_page_mappings() -> int:
+    """Mappings of this process with the flag that MADV_HUGEPAGE sets (proc(5), VmFlags "hg")."""
+    flags = re.findall(r"^VmFlags:(.*)$", Path("/proc/self/smaps").read_text(), re.MULTILINE)
+    return sum("hg" in line.split() for line in flags)
 
 
 def test_the_read_rate_of_an_arena_is_a_rate(model: native.Model) -> None:

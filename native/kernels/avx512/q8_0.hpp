@@ -1,0 +1,76 @@
+// Q8_0: blocks of 32 weights of 8 bits, a 16-bit float scale in front of each.
+#pragma once
+
+#include "kernels/avx512/activations.hpp"
+
+namespace stratad {
+namespace {
+
+struct Q80Type {
+  static constexpr ggml_type kWeightType = GGML_TYPE_Q8_0;
+  static constexpr int kUnitColumns = 32, kBlockBytes = 34;
+  static constexpr int kStepColumns = 8 * kUnitColumns, kStepBytes = 8 * kBlockBytes;
+
+  struct alignas(64) Activations {
+    int8_t values[256];
+    // -128 times each sum of four values: where an accumulator starts, to take back the 128 by which weights
+    // are shifted to make them unsigned.
+    int32_t offsets[64];
+    float scales[8];
+  };
+
+  static void arrange(const int8_t* values, const float* scales, Activations& record) {
+    std::memcpy(record.values, values, sizeof record.values);
+    std::memcpy(record.scales, scales, sizeof record.scales);
+    for (int lane = 0; lane < 64; ++lane) record.offsets[lane] = -128 * sum_of(values + 4 * lane, 4);
+  }
+
+  template <int kRowCount, int kTokens>
+  struct Sums {
+    __m512 products[kTokens][kRowCount];
+
+    [[gnu::always_inline]] Sums() {
+      for (int token = 0; token < kTokens; ++token)
+        for (int row = 0; row < kRowCount; ++row) products[token][row] = _mm512_setzero_ps();
+    }
+
+    [[gnu::always_inline]] void add(const char* const* rows, int64_t offset, const Activations* const* tokens,
+                                    int64_t step) {
+      const __m512i sign_bits = _mm512_set1_epi8(static_cast<char>(0x80));
+      const __m512i pair_lanes = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
+      for (int row = 0; row < kRowCount; ++row) {
+        const char* bytes = rows[row] + offset;
+        const __m256 row_scales = load_halves<kBlockBytes>(bytes);
+        __m512 scales[kTokens];
+        for (int token = 0; token < kTokens; ++token)
+          scales[token] =
+              _mm512_castps256_ps512(_mm256_mul_ps(row_scales, _mm256_load_ps(tokens[token][step].scales)));
+#pragma GCC unroll 4
+        for (int pair = 0; pair < 4; ++pair) {
+          const char* block = bytes + 2 * pair * kBlockBytes;
+          const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(load_256(block + 2)),
+                                                  load_256(block + kBlockBytes + 2), 1);
+          const __m512i weights = _mm512_xor_si512(both, sign_bits);
+          const __m512i lanes = _mm512_add_epi32(pair_lanes, _mm512_set1_epi32(2 * pair));
+          for (int token = 0; token < kTokens; ++token) {
+            const Activations& activations = tokens[token][step];
+            const __m512i sum = _mm512_dpbusd_epi32(load_512(activations.offsets + 16 * pair), weights,
+                                                    load_512(activations.values + 64 * pair));
+            products[token][row] = _mm512_fmadd_ps(
+                _mm512_cvtepi32_ps(sum), _mm512_permutexvar_ps(lanes, scales[token]), products[token][row]);
+          }
+        }
+      }
+    }
+
+    [[gnu::always_inline]] void finish(float* sums) const {
+      for (int token = 0; token < kTokens; ++token)
+        sum_rows<kRowCount>(products[token], sums + token * kRowCount);
+    }
+  };
+};
+
+using Q80Format = SteppedFormat<Q80Type>;
+
+}  // namespace
+}  // namespace stratad

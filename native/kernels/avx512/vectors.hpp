@@ -1,0 +1,170 @@
+// Small vector operations that the AVX-512 kernels share, and the loop over a row's steps.
+//
+// Nothing beyond Cascade Lake is used (F, BW, DQ, VL, VNNI). As in kernels/walk.hpp everything has internal
+// linkage, and nothing of the standard library is called.
+#pragma once
+
+#include <cstring>
+
+// gcc 12 takes the undefined operands inside its own intrinsics for mistakes.
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+
+#include "kernels/walk.hpp"
+
+namespace stratad {
+namespace {
+
+STRATAD_INLINE __m512i load_512(const void* address) {
+  return _mm512_loadu_si512(address);
+}
+
+STRATAD_INLINE __m256i load_256(const void* address) {
+  return _mm256_loadu_si256(static_cast<const __m256i*>(address));
+}
+
+STRATAD_INLINE __m128i load_128(const void* address) {
+  return _mm_loadu_si128(static_cast<const __m128i*>(address));
+}
+
+// The same 16 bytes in all four lanes.
+STRATAD_INLINE __m512i repeat_128(const void* address) {
+  return _mm512_broadcast_i32x4(load_128(address));
+}
+
+STRATAD_INLINE uint16_t load_16_bits(const char* address) {
+  uint16_t value;
+  std::memcpy(&value, address, sizeof value);
+  return value;
+}
+
+STRATAD_INLINE float load_half(const char* address) {
+  return _cvtsh_ss(load_16_bits(address));
+}
+
+// Eight 16-bit floats, `kStride` bytes apart.
+template <int kStride>
+STRATAD_INLINE __m256 load_halves(const char* address) {
+  __m128i halves = _mm_cvtsi32_si128(load_16_bits(address));
+  halves = _mm_insert_epi16(halves, load_16_bits(address + kStride), 1);
+  halves = _mm_insert_epi16(halves, load_16_bits(address + 2 * kStride), 2);
+  halves = _mm_insert_epi16(halves, load_16_bits(address + 3 * kStride), 3);
+  halves = _mm_insert_epi16(halves, load_16_bits(address + 4 * kStride), 4);
+  halves = _mm_insert_epi16(halves, load_16_bits(address + 5 * kStride), 5);
+  halves = _mm_insert_epi16(halves, load_16_bits(address + 6 * kStride), 6);
+  halves = _mm_insert_epi16(halves, load_16_bits(address + 7 * kStride), 7);
+  return _mm256_cvtph_ps(halves);
+}
+
+// A loaded vector that is used twice. Without this gcc 12 folds the load into both uses, and an unaligned
+// load of 64 bytes costs two accesses each time.
+STRATAD_INLINE __m512i load_once(const void* address) {
+  __m512i value = load_512(address);
+  __asm__("" : "+v"(value));
+  return value;
+}
+
+// Sums of four products each of 128 unsigned and 128 signed bytes, as 16-bit elements: of every 128-bit lane
+// four of the first vector, four of the second. The sums must fit 16 bits.
+STRATAD_INLINE __m512i pack_products(__m512i first, __m512i second, const int8_t* values) {
+  const __m512i zero = _mm512_setzero_si512();
+  return _mm512_packs_epi32(_mm512_dpbusd_epi32(zero, first, load_512(values)),
+                            _mm512_dpbusd_epi32(zero, second, load_512(values + 64)));
+}
+
+// 16 bits twice in 32: entries of the tables that permute or shuffle 16-bit elements.
+constexpr int twice(int value) {
+  return value * 0x10001;
+}
+
+// The sums of the 16 lanes of each of four vectors.
+STRATAD_INLINE __m128 sums_of_lanes(__m512 first, __m512 second, __m512 third, __m512 fourth) {
+  const __m512 lower = _mm512_add_ps(_mm512_unpacklo_ps(first, second), _mm512_unpackhi_ps(first, second));
+  const __m512 upper = _mm512_add_ps(_mm512_unpacklo_ps(third, fourth), _mm512_unpackhi_ps(third, fourth));
+  const __m512d left = _mm512_castps_pd(lower), right = _mm512_castps_pd(upper);
+  const __m512 quarters = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(left, right)),
+                                        _mm512_castpd_ps(_mm512_unpackhi_pd(left, right)));
+  const __m256 halves = _mm256_add_ps(_mm512_castps512_ps256(quarters), _mm512_extractf32x8_ps(quarters, 1));
+  return _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1));
+}
+
+// Each row's lanes summed. One and two rows go through the tree of four, so that a row's bits do not depend
+// on how many are multiplied together.
+template <int kRowCount>
+STRATAD_INLINE void sum_rows(const __m512* lanes, float* sums) {
+  if constexpr (kRowCount == 4) {
+    _mm_storeu_ps(sums, sums_of_lanes(lanes[0], lanes[1], lanes[2], lanes[3]));
+  } else {
+    static_assert(kRowCount == 1 || kRowCount == 2);
+    float both[4];
+    _mm_storeu_ps(both, sums_of_lanes(lanes[0], lanes[kRowCount - 1], lanes[0], lanes[kRowCount - 1]));
+    for (int row = 0; row < kRowCount; ++row) sums[row] = both[row];
+  }
+}
+
+// Copies fewer bytes than `kBytes` and fills up with zeros. Masked loads touch no byte behind `count`.
+template <int kBytes>
+STRATAD_INLINE void copy_padded(const char* from, int64_t count, char* to) {
+  for (int64_t offset = 0; offset < kBytes; offset += 64) {
+    const int64_t left = count - offset;
+    const __mmask64 mask = left >= 64 ? ~uint64_t{0} : left <= 0 ? 0 : (uint64_t{1} << left) - 1;
+    _mm512_store_si512(to + offset, _mm512_maskz_loadu_epi8(mask, from + offset));
+  }
+}
+
+// What kernels/walk.hpp calls a format, made from a weight type that is read in steps. `Type` gives
+//   kStepColumns, kStepBytes     a step: so many weights of one row in so many bytes
+//   kUnitColumns                 a row is a multiple of this: a fraction of a step, or all of it
+//   struct Activations           one step of one token
+//   template <int kRowCount, int kTokens> struct Sums, with
+//     void add(const char* const* rows, int64_t offset, const Activations* const* tokens, int64_t step)
+//     void finish(float* sums)
+// A last step that is not full is multiplied as a full one, from a copy with zeros behind it: the
+// activations are zero there too, and zero bytes give finite weights in every type.
+template <class Type>
+struct SteppedFormat : Type {
+  static constexpr int kRows = 4;
+  using Activations = typename Type::Activations;
+
+  template <int kRowCount, int kTokens>
+  STRATAD_INLINE void group(const char* const* rows, int64_t columns, const Activations* const* tokens,
+                            const char* ahead_first, const char* ahead_second, float* sums) {
+    constexpr int kAheadBytes = kRowCount * Type::kStepBytes / 2;
+    const int64_t full_steps = columns / Type::kStepColumns;
+    typename Type::template Sums<kRowCount, kTokens> total;
+    for (int64_t step = 0; step < full_steps; ++step) {
+      if (ahead_first != nullptr) {
+        prefetch_lines<kAheadBytes>(ahead_first);
+        ahead_first += kAheadBytes;
+      }
+      if (ahead_second != nullptr) {
+        prefetch_lines<kAheadBytes>(ahead_second);
+        ahead_second += kAheadBytes;
+      }
+      total.add(rows, step * Type::kStepBytes, tokens, step);
+    }
+    if constexpr (Type::kUnitColumns != Type::kStepColumns) {
+      const int64_t left = columns - full_steps * Type::kStepColumns;
+      if (left != 0) add_rest<kRowCount>(rows, full_steps, left, tokens, total);
+    }
+    total.finish(sums);
+  }
+
+ private:
+  template <int kRowCount, class Total>
+  STRATAD_INLINE void add_rest(const char* const* rows, int64_t full_steps, int64_t columns,
+                               const Activations* const* tokens, Total& total) {
+    constexpr int kPaddedBytes = (Type::kStepBytes + 63) / 64 * 64;
+    alignas(64) char copies[kRowCount][kPaddedBytes];
+    const char* copied[kRowCount];
+    const int64_t bytes =
+        columns / Type::kUnitColumns * (Type::kStepBytes * Type::kUnitColumns / Type::kStepColumns);
+    for (int row = 0; row < kRowCount; ++row) {
+      copy_padded<kPaddedBytes>(rows[row] + full_steps * Type::kStepBytes, bytes, copies[row]);
+      copied[row] = copies[row];
+    }
+    total.add(copied, 0, tokens, full_steps);
+  }
+};
+
+}  // namespace
+}  // namespace stratad

@@ -1,0 +1,465 @@
+// Row kernels: right against sums in double precision and against ggml, the same bits however rows are cut
+// and tokens are batched, and no byte read or written outside of what they were given.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "check.hpp"
+#include "ggml-cpu.h"
+#include "kernels/kernel_table.hpp"
+#include "kernels/row_kernel.hpp"
+
+namespace {
+
+using namespace stratad;
+
+constexpr ggml_type kExpectedTypes[] = {GGML_TYPE_Q4_K, GGML_TYPE_Q5_K, GGML_TYPE_Q6_K,   GGML_TYPE_IQ4_XS,
+                                        GGML_TYPE_Q8_0, GGML_TYPE_Q4_0, GGML_TYPE_IQ4_NL, GGML_TYPE_MXFP4,
+                                        GGML_TYPE_BF16, GGML_TYPE_F16};
+
+constexpr int64_t kMaximumRows = 17;
+constexpr int64_t kRowCounts[] = {0, 1, 2, 3, 5, 16, 17};
+constexpr double kLargestError = 2e-6;     // of the sum of the products' magnitudes
+constexpr double kLargestNmse = 1e-6;      // against ggml's own dot product
+constexpr double kSmallestNormal = 1e-36;  // below it floats lose digits, in ggml's kernels as in ours
+
+// Bytes that end where an unreadable page begins: a read behind them ends the test.
+class GuardedBytes {
+ public:
+  explicit GuardedBytes(size_t size) : size_(size) {
+    const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    mapped_bytes_ = (size + page - 1) / page * page + page;
+    void* mapping = mmap(nullptr, mapped_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (mapping == MAP_FAILED) std::abort();
+    mapping_ = static_cast<char*>(mapping);
+    if (mprotect(mapping_ + mapped_bytes_ - page, page, PROT_NONE) != 0) std::abort();
+    bytes_ = mapping_ + mapped_bytes_ - page - size;
+  }
+  GuardedBytes(const GuardedBytes&) = delete;
+  GuardedBytes& operator=(const GuardedBytes&) = delete;
+  ~GuardedBytes() { munmap(mapping_, mapped_bytes_); }
+  char* begin() const noexcept { return bytes_; }
+  char* end() const noexcept { return bytes_ + size_; }
+
+ private:
+  size_t size_ = 0, mapped_bytes_ = 0;
+  char* mapping_ = nullptr;
+  char* bytes_ = nullptr;
+};
+
+// ---- What weights are made of.
+
+enum class Scale { kHalf, kExponent, kNone };
+
+// Where a block keeps its scales. `minimum` is the second one of types whose weights are scale * number -
+// minimum; 0: none.
+struct BlockLayout {
+  Scale kind = Scale::kNone;
+  size_t scale = 0;
+  size_t minimum = 0;
+};
+
+BlockLayout layout_of(ggml_type type) {
+  switch (type) {
+    case GGML_TYPE_Q4_K:
+    case GGML_TYPE_Q5_K:
+      return {Scale::kHalf, 0, 2};
+    case GGML_TYPE_Q6_K:
+      return {Scale::kHalf, 208};
+    case GGML_TYPE_MXFP4:
+      return {Scale::kExponent, 0};
+    case GGML_TYPE_BF16:
+    case GGML_TYPE_F16:
+      return {};
+    default:
+      return {Scale::kHalf, 0};
+  }
+}
+
+// A kind of weights: what the scales are, and every other byte (-1: random).
+struct Filling {
+  const char* name;
+  int byte;
+  uint16_t half;     // 0xffff: random, near one thousandth, of either sign
+  uint8_t exponent;  // of MXFP4; 0xff: random, near one
+};
+
+constexpr uint16_t kRandomHalf = 0xffff;
+constexpr uint8_t kRandomExponent = 0xff;
+constexpr Filling kFillings[] = {
+    {"random", -1, kRandomHalf, kRandomExponent},
+    {"zero", 0, 0, 0},
+    {"zero scales", -1, 0, 1},
+    {"denormal scales", -1, 0x0001, 1},
+    {"negative denormal scales", 0xff, 0x8001, 2},
+    {"largest scales, lowest numbers", 0x00, 0x7bff, 200},
+    {"largest scales, all bits", 0xff, 0x7bff, 200},
+    {"largest negative scales, all bits", 0xff, 0xfbff, 200},
+    {"largest scales, highest signed numbers", 0x7f, 0x7bff, 200},
+    {"largest scales, lowest signed numbers", 0x80, 0xfbff, 200},
+    {"largest scales, alternating bits", 0xaa, 0x7bff, 3},
+    {"largest scales, random", -1, 0x7bff, 200},
+};
+
+class Weights {
+ public:
+  Weights(ggml_type type, int64_t columns, const Filling& filling, std::mt19937& random)
+      : type_(type), columns_(columns), row_bytes_(ggml_row_size(type, columns)) {
+    bytes_.resize(row_bytes_ * static_cast<size_t>(kMaximumRows));
+    for (char& byte : bytes_)
+      byte = static_cast<char>(filling.byte < 0 ? random() : static_cast<unsigned>(filling.byte));
+    const BlockLayout layout = layout_of(type);
+    if (layout.kind == Scale::kNone) {
+      fill_floats(filling, random);
+      return;
+    }
+    for (size_t block = 0; block < bytes_.size(); block += ggml_type_size(type)) {
+      if (layout.kind == Scale::kExponent) {
+        const auto random_exponent = static_cast<uint8_t>(115 + random() % 8);
+        put(block, filling.exponent == kRandomExponent ? random_exponent : filling.exponent);
+        continue;
+      }
+      put(block + layout.scale, half(filling, random));
+      if (layout.minimum != 0) put(block + layout.minimum, half(filling, random));
+    }
+  }
+
+  const std::vector<char>& bytes() const noexcept { return bytes_; }
+  const char* row(int64_t index) const noexcept {
+    return bytes_.data() + static_cast<size_t>(index) * row_bytes_;
+  }
+  size_t row_bytes() const noexcept { return row_bytes_; }
+
+  std::vector<float> values(int64_t index) const {
+    std::vector<float> floats(static_cast<size_t>(columns_));
+    ggml_get_type_traits(type_)->to_float(row(index), floats.data(), columns_);
+    return floats;
+  }
+
+  // Magnitudes of what is added to make each weight: more than the weight's own where a minimum is taken off.
+  std::vector<double> magnitudes(int64_t index) const {
+    const std::vector<float> whole = values(index);
+    std::vector<double> sums(whole.begin(), whole.end());
+    for (double& sum : sums) sum = std::abs(sum);
+    const BlockLayout layout = layout_of(type_);
+    if (layout.minimum == 0) return sums;
+    std::vector<char> without_minimum(row(index), row(index) + row_bytes_);
+    for (size_t block = 0; block < row_bytes_; block += ggml_type_size(type_))
+      std::memset(without_minimum.data() + block + layout.minimum, 0, 2);
+    std::vector<float> products(whole.size());
+    ggml_get_type_traits(type_)->to_float(without_minimum.data(), products.data(), columns_);
+    for (size_t column = 0; column < sums.size(); ++column)
+      sums[column] = std::abs(products[column]) + std::abs(products[column] - whole[column]);
+    return sums;
+  }
+
+ private:
+  template <class Value>
+  void put(size_t offset, Value value) {
+    std::memcpy(bytes_.data() + offset, &value, sizeof value);
+  }
+
+  static uint16_t half(const Filling& filling, std::mt19937& random) {
+    if (filling.half != kRandomHalf) return filling.half;
+    const float magnitude = 1e-3f * (0.5f + static_cast<float>(random() % 1000) * 1e-3f);
+    return ggml_fp32_to_fp16(random() % 4 == 0 ? -magnitude : magnitude);
+  }
+
+  void fill_floats(const Filling& filling, std::mt19937& random) {
+    std::normal_distribution<float> normal;
+    for (size_t offset = 0; offset < bytes_.size(); offset += 2) {
+      const float value = normal(random);
+      const bool is_denormal = (filling.half & 0x7c00) == 0;
+      if (filling.half != kRandomHalf && (type_ == GGML_TYPE_F16 || is_denormal))
+        put(offset, filling.half);
+      else if (type_ == GGML_TYPE_F16)
+        put(offset, ggml_fp32_to_fp16(value));
+      else  // the largest BF16 numbers would give infinite sums, here and in ggml
+        put(offset, ggml_fp32_to_bf16(filling.half == kRandomHalf ? value : ggml_fp16_to_fp32(filling.half)));
+    }
+  }
+
+  ggml_type type_;
+  int64_t columns_;
+  size_t row_bytes_;
+  std::vector<char> bytes_;
+};
+
+// ---- What they are multiplied with.
+
+using Tokens = std::array<std::vector<float>, kKernelTokens>;
+
+// Token 0 is ordinary. In token 1 every value rounds to the largest number of one sign, in token 2 nearly
+// every one to that of the other; token 3 is blocks of zeros, denormals and single peaks.
+Tokens make_tokens(int64_t columns, std::mt19937& random) {
+  std::normal_distribution<float> normal;
+  Tokens tokens;
+  for (auto& token : tokens) token.resize(static_cast<size_t>(columns));
+  for (size_t column = 0; column < static_cast<size_t>(columns); ++column) {
+    tokens[0][column] = normal(random);
+    tokens[1][column] = 3.0f;
+    tokens[2][column] = column % 32 == 0 ? 3.0f : -3.0f;
+    tokens[3][column] = column % 64 < 32    ? 0.0f
+                        : column % 96 == 33 ? -2.0f
+                        : column % 5 == 0   ? 1e-41f
+                                            : 0.01f;
+  }
+  return tokens;
+}
+
+// A token as ggml rounds it for a weight type: in ggml's own form, and as floats.
+struct Rounded {
+  std::vector<char> blocks;
+  std::vector<float> values;
+};
+
+Rounded round_as_ggml(ggml_type weight_type, const std::vector<float>& token) {
+  const auto columns = static_cast<int64_t>(token.size());
+  const ggml_type type = ggml_get_type_traits_cpu(weight_type)->vec_dot_type;
+  Rounded rounded{std::vector<char>(ggml_row_size(type, columns)), std::vector<float>(token.size())};
+  ggml_get_type_traits_cpu(type)->from_float(token.data(), rounded.blocks.data(), columns);
+  if (type != GGML_TYPE_Q8_K) {
+    ggml_get_type_traits(type)->to_float(rounded.blocks.data(), rounded.values.data(), columns);
+    return rounded;
+  }
+  // ggml has no function for this one: a float, 256 numbers, 16 sums of 16 bits.
+  for (size_t column = 0; column < token.size(); ++column) {
+    const char* block = rounded.blocks.data() + column / 256 * ggml_type_size(type);
+    float scale;
+    std::memcpy(&scale, block, sizeof scale);
+    const auto number = std::bit_cast<int8_t>(block[sizeof scale + column % 256]);
+    CHECK(number != -128);  // the kernels' bounds rest on it
+    rounded.values[column] = scale * static_cast<float>(number);
+  }
+  return rounded;
+}
+
+// ---- Kernels and what they give.
+
+constexpr uint32_t kPoison = 0x7fc0dead;  // not a number
+constexpr size_t kGuards = 16;
+
+std::vector<float> poisoned(size_t count) {
+  return std::vector<float>(count, std::bit_cast<float>(kPoison));
+}
+
+bool is_poison(float value) {
+  return std::bit_cast<uint32_t>(value) == kPoison;
+}
+
+// Activations in a kernel's form, in exactly as many bytes as it asked for.
+class Activations {
+ public:
+  Activations(const RowKernel& kernel, const std::vector<float>& token)
+      : size_(kernel.activation_bytes(static_cast<int64_t>(token.size()))),
+        bytes_(static_cast<char*>(std::aligned_alloc(64, size_)), &std::free) {
+    CHECK(size_ % 64 == 0);
+    std::memset(bytes_.get(), 0xff, size_);  // so that nothing rests on memory being clear
+    kernel.quantise(token.data(), static_cast<int64_t>(token.size()), bytes_.get());
+  }
+  const void* get() const noexcept { return bytes_.get(); }
+
+ private:
+  size_t size_;
+  std::unique_ptr<char, decltype(&std::free)> bytes_;
+};
+
+// By run and token: one float per row.
+using Products = std::array<std::array<std::vector<float>, kKernelTokens>, 2>;
+
+struct Case {
+  const RowKernel& kernel;
+  int64_t columns;
+  const char* filling;
+  std::vector<Activations> activations;
+  Products expected;
+  std::string name() const {
+    return std::string(ggml_type_name(kernel.weight_type)) +
+           (kernel.instruction_set == InstructionSet::kAvx2 ? " avx2" : " avx512") + " columns " +
+           std::to_string(columns) + ", " + filling;
+  }
+};
+
+// Multiplies and checks that exactly the rows asked for were written.
+Products multiply(const Case& test, const RowStreams& streams, const std::vector<int>& token_indices) {
+  const auto row_count = static_cast<size_t>(streams.row_count);
+  Products products;
+  const void* activations[kKernelTokens] = {};
+  float* outputs[2][kKernelTokens] = {};
+  for (size_t index = 0; index < token_indices.size(); ++index) {
+    activations[index] = test.activations[static_cast<size_t>(token_indices[index])].get();
+    for (size_t run = 0; run < 2; ++run) {
+      products[run][index] = poisoned(row_count + kGuards);
+      outputs[run][index] = products[run][index].data();
+    }
+  }
+  test.kernel.multiply(streams, activations, static_cast<int>(token_indices.size()), outputs[0], outputs[1]);
+  for (size_t run = 0; run < 2; ++run)
+    for (size_t index = 0; index < token_indices.size(); ++index) {
+      auto& values = products[run][index];
+      const bool is_given = run == 0 || streams.second != nullptr;
+      for (size_t row = 0; row < row_count + kGuards; ++row)
+        CHECK(is_poison(values[row]) == (!is_given || row >= row_count));
+      values.resize(row_count);
+    }
+  return products;
+}
+
+bool same_bits(const std::vector<float>& values, const std::vector<float>& expected, int64_t first_row) {
+  return values.empty() ||
+         std::memcmp(values.data(), expected.data() + first_row, values.size() * sizeof(float)) == 0;
+}
+
+// The numbers themselves: against double precision, and against ggml.
+void check_values(const Case& test, const Weights (&weights)[2], const Tokens& tokens) {
+  const auto* traits = ggml_get_type_traits_cpu(test.kernel.weight_type);
+  double worst = 0, error_energy = 0, energy = 0;
+  for (size_t token = 0; token < kKernelTokens; ++token) {
+    const Rounded rounded = round_as_ggml(test.kernel.weight_type, tokens[token]);
+    for (size_t run = 0; run < 2; ++run)
+      for (int64_t row = 0; row < kMaximumRows; ++row) {
+        const auto values = weights[run].values(row);
+        const auto magnitudes = weights[run].magnitudes(row);
+        double sum = 0, magnitude = 0;
+        for (size_t column = 0; column < values.size(); ++column) {
+          sum += static_cast<double>(values[column]) * rounded.values[column];
+          magnitude += magnitudes[column] * std::abs(rounded.values[column]);
+        }
+        const double ours = test.expected[run][token][static_cast<size_t>(row)];
+        const double error = std::max(0.0, std::abs(ours - sum) - kSmallestNormal);
+        worst = std::isfinite(ours) ? std::max(worst, magnitude == 0 ? error : error / magnitude) : INFINITY;
+        float theirs = 0;
+        traits->vec_dot(static_cast<int>(test.columns), &theirs, 0, weights[run].row(row), 0,
+                        rounded.blocks.data(), 0, 1);
+        error_energy += (ours - theirs) * (ours - theirs);
+        energy += static_cast<double>(theirs) * theirs;
+      }
+  }
+  const bool is_near = worst <= kLargestError,
+             is_ggml = error_energy <= kLargestNmse * energy + kSmallestNormal;
+  if (!is_near || !is_ggml)
+    std::fprintf(stderr, "%s: error %.1e, NMSE %.1e\n", test.name().c_str(), worst, error_energy / energy);
+  CHECK(is_near);
+  CHECK(is_ggml);
+}
+
+// Every number of rows and tokens, one and two runs, with and without prefetching, at any address.
+void check_bits(const Case& test, const Weights (&weights)[2]) {
+  const size_t row_bytes = weights[0].row_bytes();
+  const GuardedBytes memory[2] = {GuardedBytes(weights[0].bytes().size()),
+                                  GuardedBytes(weights[1].bytes().size())};
+  bool is_same = true;
+  for (size_t shift : {0u, 1u}) {
+    // Shifted by one byte the first row is cut off; with no shift the last byte lies at the unreadable page.
+    const size_t kept = static_cast<size_t>(kMaximumRows) * row_bytes - (shift == 0 ? 0 : row_bytes);
+    for (size_t run = 0; run < 2; ++run)
+      std::memcpy(memory[run].end() - shift - kept,
+                  weights[run].bytes().data() + weights[run].bytes().size() - kept, kept);
+    for (int64_t row_count : kRowCounts)
+      for (bool has_second : {false, true})
+        for (bool knows_next : {false, true}) {
+          const int64_t first_row = kMaximumRows - row_count;
+          if (shift != 0 && first_row == 0) continue;
+          RowStreams streams;
+          streams.first = memory[0].end() - shift - static_cast<size_t>(row_count) * row_bytes;
+          if (has_second)
+            streams.second = memory[1].end() - shift - static_cast<size_t>(row_count) * row_bytes;
+          streams.row_count = row_count;
+          streams.row_bytes = row_bytes;
+          streams.columns = test.columns;
+          if (knows_next) streams.after_first = streams.after_second = memory[1].begin();
+          for (const auto& token_indices :
+               {std::vector<int>{0}, {1}, {2}, {3}, {1, 0}, {2, 0, 1}, {3, 2, 1, 0}}) {
+            const Products products = multiply(test, streams, token_indices);
+            for (size_t run = 0; run < (has_second ? 2u : 1u); ++run)
+              for (size_t index = 0; index < token_indices.size(); ++index) {
+                const auto& expected = test.expected[run][static_cast<size_t>(token_indices[index])];
+                is_same = is_same && same_bits(products[run][index], expected, first_row);
+              }
+          }
+        }
+  }
+  if (!is_same) std::fprintf(stderr, "%s: bits differ\n", test.name().c_str());
+  CHECK(is_same);
+}
+
+// Any cut of a run into two.
+void check_cuts(const Case& test, const Weights& weights) {
+  bool is_same = true;
+  for (int64_t cut = 0; cut <= kMaximumRows; ++cut)
+    for (const auto& [begin, end] : {std::pair{int64_t{0}, cut}, {cut, kMaximumRows}}) {
+      RowStreams streams;
+      streams.first = weights.row(begin);
+      streams.row_count = end - begin;
+      streams.row_bytes = weights.row_bytes();
+      streams.columns = test.columns;
+      const Products products = multiply(test, streams, {0, 3});
+      is_same = is_same && same_bits(products[0][0], test.expected[0][0], begin) &&
+                same_bits(products[0][1], test.expected[0][3], begin);
+    }
+  if (!is_same) std::fprintf(stderr, "%s: a cut changes bits\n", test.name().c_str());
+  CHECK(is_same);
+}
+
+void test_kernel(const RowKernel& kernel, int64_t columns, const Filling& filling, std::mt19937& random) {
+  const Weights weights[2] = {{kernel.weight_type, columns, filling, random},
+                              {kernel.weight_type, columns, filling, random}};
+  const Tokens tokens = make_tokens(columns, random);
+  Case test{kernel, columns, filling.name, {}, {}};
+  for (const auto& token : tokens) test.activations.emplace_back(kernel, token);
+  RowStreams streams;
+  streams.first = weights[0].row(0);
+  streams.second = weights[1].row(0);
+  streams.row_count = kMaximumRows;
+  streams.row_bytes = weights[0].row_bytes();
+  streams.columns = columns;
+  test.expected = multiply(test, streams, {0, 1, 2, 3});
+  check_values(test, weights, tokens);
+  check_bits(test, weights);
+  check_cuts(test, weights[0]);
+}
+
+void test_kernels(InstructionSet set, std::span<const RowKernel> kernels) {
+  std::mt19937 random(7);
+  for (const RowKernel& kernel : kernels) {
+    CHECK(kernel.instruction_set == set);
+    CHECK(find_row_kernel(kernel.weight_type, set) == &kernel);
+    for (const Filling& filling : kFillings) {
+      for (int64_t columns : {256, 768, 2048}) test_kernel(kernel, columns, filling, random);
+      if (kernel.column_unit == 256) continue;
+      CHECK(kernel.column_unit == 32);
+      for (int64_t columns : {32, 96, 288, 800}) test_kernel(kernel, columns, filling, random);
+    }
+  }
+}
+
+void test_every_expected_type_has_a_kernel(std::span<const RowKernel> kernels) {
+  CHECK(kernels.size() == std::size(kExpectedTypes));
+  for (ggml_type type : kExpectedTypes) {
+    int count = 0;
+    for (const RowKernel& kernel : kernels) count += kernel.weight_type == type;
+    CHECK(count == 1);
+  }
+}
+
+}  // namespace
+
+int main() {
+  ggml_cpu_init();
+  for (const auto& [set, kernels] : {std::pair{InstructionSet::kAvx2, avx2_row_kernels()},
+                                     {InstructionSet::kAvx512Vnni, avx512_row_kernels()}}) {
+    if (cpu_has(set)) test_kernels(set, kernels);
+    test_every_expected_type_has_a_kernel(kernels);
+  }
+  std::printf("kernel: %d failures\n", stratad::test::failures);
+  return stratad::test::failures == 0 ? 0 : 1;
+}
