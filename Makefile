@@ -49,7 +49,7 @@ lint: setup
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@find native tests/native -name '*.[ch]pp' | xargs $(BIN)/clang-format --dry-run --Werror
+	@find native tests/native tests/bench -name '*.[ch]pp' | xargs $(BIN)/clang-format --dry-run --Werror
 
 bench: setup
 	@$(BIN)/python -m tests.bench

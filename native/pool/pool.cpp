@@ -113,14 +113,14 @@ Pool::Pool(WorkerLayout layout, uint64_t spin_nanoseconds)
     for (auto& start : started) start.get();
   } catch (...) {
     for (auto& thread : threads_) thread.request_stop();
-    for (int slice = 0; slice < slice_count(); ++slice) ring(slice);
+    wake_all();
     throw;
   }
 }
 
 Pool::~Pool() {
   for (auto& thread : threads_) thread.request_stop();
-  for (int slice = 0; slice < slice_count(); ++slice) ring(slice);
+  wake_all();
 }
 
 void Pool::adopt_calling_thread() const {
@@ -138,9 +138,15 @@ void Pool::run(Job& job) noexcept {
   job_ = &job;
   ++epoch_;
   slices_unfinished_.store(slice_count(), std::memory_order_relaxed);
-  for (int slice = 0; slice < slice_count(); ++slice) open_phase(slice, 0);
-  // Pairs with the release in close_job(): everything the tasks wrote is visible to the caller.
-  const auto finished = [this] { return finished_epoch_.load(std::memory_order_acquire) == epoch_; };
+  const int home = layout_.workers[0].slice_index;
+  for (int slice = 0; slice < slice_count(); ++slice)
+    if (slice != home) open_phase(slice, 0, Opening::kForAll);
+  Claim claim = open_phase(home, 0, Opening::kWithClaim);
+  while (claim) claim = execute(home, *claim, 0);
+  // Pairs with the store in close_job(): everything the tasks wrote is visible to the caller.
+  const auto finished = [this] {
+    return home_of(0).finished_epoch.load(std::memory_order_seq_cst) == epoch_;
+  };
   while (!finished()) {
     if (!work(0)) wait_until(0, [&] { return finished() || has_work(0); });
   }
@@ -154,7 +160,7 @@ void Pool::worker_main(int worker, const std::stop_token& stop) noexcept {
 
 bool Pool::has_work(int worker) const noexcept {
   for (int slice : serves_[worker])
-    if (unclaimed_of(slices_[slice].ticket.load(std::memory_order_relaxed)) > 0) return true;
+    if (unclaimed_of(slices_[slice].ticket.load(std::memory_order_seq_cst)) > 0) return true;
   return false;
 }
 
@@ -170,7 +176,7 @@ bool Pool::work(int worker) noexcept {
       if (!word.compare_exchange_weak(ticket, ticket - 1, std::memory_order_acquire,
                                       std::memory_order_relaxed))
         continue;
-      execute(slice, ticket, worker);
+      for (Claim claim = ticket; claim;) claim = execute(slice, *claim, worker);
       worked = true;
       ticket = word.load(std::memory_order_relaxed);
     }
@@ -178,84 +184,106 @@ bool Pool::work(int worker) noexcept {
   return worked;
 }
 
-void Pool::execute(int slice, uint64_t claimed, int worker) noexcept {
+// Runs the claimed task. Whoever finishes a phase opens the next one with its first task already claimed:
+// taking it like the others would fetch the ticket back from those who have just read it.
+Pool::Claim Pool::execute(int slice, uint64_t claimed, int worker) noexcept {
   SliceState& state = slices_[slice];
   const int phase = phase_of(claimed);
-  job_->run(phase, slice, state.task_total - unclaimed_of(claimed), worker);
+  state.job->run(phase, slice, state.task_total - unclaimed_of(claimed), worker);
   // Acquire-release: the last one to finish has seen what every other task of the phase wrote.
-  if (state.unfinished.fetch_sub(1, std::memory_order_acq_rel) == 1) {
-    state.tasks.fetch_add(state.task_total, std::memory_order_relaxed);
-    finish_phase(slice, phase);
-  }
+  if (state.unfinished.fetch_sub(1, std::memory_order_acq_rel) != 1) return {};
+  state.tasks.fetch_add(state.task_total, std::memory_order_relaxed);
+  return finish_phase(slice, phase);
 }
 
-void Pool::open_phase(int slice, int phase) noexcept {
+Pool::Claim Pool::open_phase(int slice, int phase, Opening opening) noexcept {
   SliceState& state = slices_[slice];
   const uint32_t total = job_->task_count(phase, slice);
-  if (total == 0) {
-    finish_phase(slice, phase);
-    return;
-  }
+  if (total == 0) return finish_phase(slice, phase);
+  state.job = job_;
   state.task_total = total;
   state.unfinished.store(total, std::memory_order_relaxed);
-  state.ticket.store(pack(epoch_, phase, total), std::memory_order_release);
-  ring(slice);
+  const uint64_t ticket = pack(epoch_, phase, total);
+  const bool with_claim = opening == Opening::kWithClaim;
+  // Sequentially consistent, as wait_until() needs it.
+  state.ticket.store(with_claim ? ticket - 1 : ticket, std::memory_order_seq_cst);
+  if (!with_claim || total > 1) ring(slice);
+  return with_claim ? Claim(ticket) : Claim();
 }
 
 // Called by whoever finished the slice's last task of `phase`: goes on to the next phase, or hands over to
 // the last slice to arrive where the slices join.
-void Pool::finish_phase(int slice, int phase) noexcept {
+Pool::Claim Pool::finish_phase(int slice, int phase) noexcept {
   const int next = phase + 1;
   const bool ends = next == job_->phase_count();
-  if (!ends && !job_->joins_slices(next)) {
-    open_phase(slice, next);
-    return;
-  }
-  slices_[slice].finished_at_nanoseconds = now_nanoseconds();
-  if (slices_unfinished_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-  const uint64_t joined_at = now_nanoseconds();
-  for (int other = 0; other < slice_count(); ++other) {
-    SliceState& state = slices_[other];
-    auto& counter = ends ? state.drain_nanoseconds : state.wait_nanoseconds;
-    counter.fetch_add(joined_at - state.finished_at_nanoseconds, std::memory_order_relaxed);
+  if (!ends && (slice_count() == 1 || !job_->joins_slices(next)))
+    return open_phase(slice, next, Opening::kWithClaim);
+  if (slice_count() > 1) {
+    slices_[slice].finished_at_nanoseconds = now_nanoseconds();
+    if (slices_unfinished_.fetch_sub(1, std::memory_order_acq_rel) != 1) return {};
+    note_arrival(ends);
   }
   if (ends) {
     close_job();
-    return;
+    return {};
   }
   slices_unfinished_.store(slice_count(), std::memory_order_relaxed);
   // A slice opened here can finish, be reopened and even end the job before the loop comes round to the next:
   // no; the job cannot pass the next join before every slice of this loop was opened and finished.
-  for (int other = 0; other < slice_count(); ++other) open_phase(other, next);
+  for (int other = 0; other < slice_count(); ++other)
+    if (other != slice) open_phase(other, next, Opening::kForAll);
+  return open_phase(slice, next, Opening::kWithClaim);
+}
+
+// All slices have arrived: how long each of them stood there.
+void Pool::note_arrival(bool ends) noexcept {
+  const uint64_t joined_at = now_nanoseconds();
+  for (int slice = 0; slice < slice_count(); ++slice) {
+    SliceState& state = slices_[slice];
+    auto& counter = ends ? state.drain_nanoseconds : state.wait_nanoseconds;
+    counter.fetch_add(joined_at - state.finished_at_nanoseconds, std::memory_order_relaxed);
+  }
 }
 
 void Pool::close_job() noexcept {
-  finished_epoch_.store(epoch_, std::memory_order_release);
+  home_of(0).finished_epoch.store(epoch_, std::memory_order_seq_cst);
   ring(layout_.workers[0].slice_index);
 }
 
-// The sequentially consistent increment and the load below pair with the sleeper's in wait_until(): either
-// the sleeper sees the new ticket, or we see the sleeper.
+// What has been published before, a ticket or the end of the job, and `sleepers` are written and read in one
+// total order with the sleeper's accesses in wait_until(): either the sleeper sees what was published, or we
+// see the sleeper. Where nobody sleeps, nothing is written: the bell's cache line stays where it is.
 void Pool::ring(int slice) noexcept {
   for (int bell : slices_[slice].bells) {
     SliceState& state = slices_[bell];
+    if (state.sleepers.load(std::memory_order_seq_cst) == 0) continue;
     state.bell.fetch_add(1, std::memory_order_seq_cst);
-    if (state.sleepers.load(std::memory_order_seq_cst) > 0) futex_wake_all(state.bell);
+    futex_wake_all(state.bell);
+  }
+}
+
+// For a stop request, which is no part of that order.
+void Pool::wake_all() noexcept {
+  for (int slice = 0; slice < slice_count(); ++slice) {
+    slices_[slice].bell.fetch_add(1, std::memory_order_seq_cst);
+    futex_wake_all(slices_[slice].bell);
   }
 }
 
 template <class Ready>
 void Pool::wait_until(int worker, Ready ready) noexcept {
   constexpr int kChecksPerClockRead = 64;
-  const uint64_t deadline = now_nanoseconds() + spin_nanoseconds_;
+  uint64_t deadline = 0;
   do {
     for (int check = 0; check < kChecksPerClockRead; ++check) {
       if (ready()) return;
       relax();
     }
+    // Reading the clock costs as much as a hand-over: not before it is clear that this wait is a long one.
+    if (deadline == 0) deadline = now_nanoseconds() + spin_nanoseconds_;
   } while (now_nanoseconds() < deadline);
 
-  SliceState& home = slices_[layout_.workers[worker].slice_index];
+  SliceState& home = home_of(worker);
   home.sleepers.fetch_add(1, std::memory_order_seq_cst);
   const uint32_t bell = home.bell.load(std::memory_order_seq_cst);
   if (!ready()) futex_wait(home.bell, bell);

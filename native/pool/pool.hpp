@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -66,12 +67,16 @@ class Pool {
   SliceCounters counters(int slice) const noexcept;
 
  private:
-  // Everything one worker writes and another reads sits on its own pair of cache lines (the adjacent-line
-  // prefetcher of Intel CPUs fetches pairs).
+  // What workers hand over to each other when a task is taken, a phase ends or a job is done lies on one pair
+  // of cache lines (the adjacent-line prefetcher of Intel CPUs fetches pairs): whoever ends a phase has the
+  // line already when it opens the next one, and whoever takes a task gets the job along with it.
   struct alignas(128) SliceState {
     std::atomic<uint64_t> ticket{0};
-    alignas(128) std::atomic<uint32_t> unfinished{0};
-    uint32_t task_total = 0;  // of the open phase; written before the ticket that opens it
+    // Of the open phase; written before the ticket that opens it.
+    Job* job = nullptr;
+    uint32_t task_total = 0;
+    std::atomic<uint32_t> unfinished{0};
+    std::atomic<uint32_t> finished_epoch{0};  // the last job that ended; in worker 0's slice only
     uint64_t finished_at_nanoseconds = 0;
     alignas(128) std::atomic<uint32_t> bell{0};
     std::atomic<uint32_t> sleepers{0};
@@ -84,11 +89,17 @@ class Pool {
   void worker_main(int worker, const std::stop_token& stop) noexcept;
   bool work(int worker) noexcept;
   bool has_work(int worker) const noexcept;
-  void execute(int slice, uint64_t claimed, int worker) noexcept;
-  void finish_phase(int slice, int phase) noexcept;
-  void open_phase(int slice, int phase) noexcept;
+  // A ticket of which the holder has claimed the first unclaimed task; nothing where there is none to claim.
+  using Claim = std::optional<uint64_t>;
+  enum class Opening { kForAll, kWithClaim };
+  Claim execute(int slice, uint64_t claimed, int worker) noexcept;
+  Claim finish_phase(int slice, int phase) noexcept;
+  Claim open_phase(int slice, int phase, Opening opening) noexcept;
+  void note_arrival(bool ends) noexcept;
   void close_job() noexcept;
+  SliceState& home_of(int worker) noexcept { return slices_[layout_.workers[worker].slice_index]; }
   void ring(int slice) noexcept;
+  void wake_all() noexcept;
   template <class Ready>
   void wait_until(int worker, Ready ready) noexcept;
 
@@ -102,7 +113,6 @@ class Pool {
   Job* job_ = nullptr;  // written before the tickets that publish it; stable while a task is claimed
   uint32_t epoch_ = 0;  // likewise
   alignas(128) std::atomic<int> slices_unfinished_{0};
-  alignas(128) std::atomic<uint32_t> finished_epoch_{0};
   std::vector<std::jthread> threads_;  // last: joined before anything above goes away
 };
 
