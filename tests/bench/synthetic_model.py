@@ -32,7 +32,14 @@ class BenchShape:
     kv_head_count: int = 4
     head: int = 128
     vocabulary: int = 512
-    expert_type: str = "Q4_K"
+    expert_type: str = "Q4_K"  # or "Q4_K_M": Q4_K, with Q6_K where llama.cpp's mix of that name has it
+
+    def type_of(self, matrix: str, layer: int) -> str:
+        """The weight type of a matrix: "down", "attn_v", "output" or any other."""
+        if self.expert_type != "Q4_K_M":
+            return self.expert_type
+        is_finer = matrix == "output" or (matrix in ("down", "attn_v") and layer % 2 == 0)
+        return "Q6_K" if is_finer else "Q4_K"
 
 
 def cached_model(shape: BenchShape) -> Path:
@@ -48,6 +55,14 @@ def cached_model(shape: BenchShape) -> Path:
     return path
 
 
+@dataclass(frozen=True, slots=True)
+class Seeds:
+    """A few quantised experts of one matrix: (experts, rows, bytes of a row)."""
+
+    weight_type: str
+    blocks: np.ndarray
+
+
 class _Writer:
     def __init__(self, path: Path, shape: BenchShape) -> None:
         self.shape = shape
@@ -59,46 +74,47 @@ class _Writer:
             scale / np.sqrt(dimensions[-1])
         )
 
-    def matrix(self, name: str, rows: int, columns: int) -> None:
-        kind = GGMLQuantizationType[self.shape.expert_type]
-        self.gguf.add_tensor(
-            name, quantise(self.values(rows, columns), self.shape.expert_type), raw_dtype=kind
-        )
+    def matrix(self, name: str, rows: int, columns: int, weight_type: str) -> None:
+        kind = GGMLQuantizationType[weight_type]
+        self.gguf.add_tensor(name, quantise(self.values(rows, columns), weight_type), raw_dtype=kind)
 
     def vector(self, name: str, size: int) -> None:
         self.gguf.add_tensor(name, np.ones(size, dtype=np.float32))
 
-    def experts(self, name: str, layer: int, rows: int, columns: int, seeds: np.ndarray) -> None:
+    def experts(self, name: str, layer: int, rows: int, columns: int, seeds: Seeds) -> None:
         """All experts of one matrix: rotations of the seed experts' quantised rows."""
         count = self.shape.expert_count
         tiled = np.stack(
             [
                 np.roll(
-                    seeds[expert % SEED_EXPERTS], (37 * (expert // SEED_EXPERTS) + 101 * layer) % rows, axis=0
+                    seeds.blocks[expert % SEED_EXPERTS],
+                    (37 * (expert // SEED_EXPERTS) + 101 * layer) % rows,
+                    axis=0,
                 )
                 for expert in range(count)
             ]
         )
-        block_elements, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[self.shape.expert_type]]
+        kind = GGMLQuantizationType[seeds.weight_type]
+        block_elements, block_bytes = GGML_QUANT_SIZES[kind]
         assert tiled.shape[-1] == columns // block_elements * block_bytes
-        self.gguf.add_tensor(name, tiled, raw_dtype=GGMLQuantizationType[self.shape.expert_type])
+        self.gguf.add_tensor(name, tiled, raw_dtype=kind)
 
 
 def _write(path: Path, shape: BenchShape) -> None:
     writer = _Writer(path, shape)
     _header(writer)
     seeds = {
-        "gate": quantise(
-            writer.values(SEED_EXPERTS, shape.expert_hidden, shape.embedding), shape.expert_type
-        ),
-        "up": quantise(writer.values(SEED_EXPERTS, shape.expert_hidden, shape.embedding), shape.expert_type),
-        "down": quantise(
-            writer.values(SEED_EXPERTS, shape.embedding, shape.expert_hidden), shape.expert_type
-        ),
+        (name, weight_type): Seeds(weight_type, quantise(writer.values(SEED_EXPERTS, *size), weight_type))
+        for name, size in (
+            ("gate", (shape.expert_hidden, shape.embedding)),
+            ("up", (shape.expert_hidden, shape.embedding)),
+            ("down", (shape.embedding, shape.expert_hidden)),
+        )
+        for weight_type in sorted({shape.type_of(name, layer) for layer in range(shape.layer_count)})
     }
-    writer.matrix("token_embd.weight", shape.vocabulary, shape.embedding)
+    writer.matrix("token_embd.weight", shape.vocabulary, shape.embedding, shape.type_of("token_embd", 0))
     writer.vector("output_norm.weight", shape.embedding)
-    writer.matrix("output.weight", shape.vocabulary, shape.embedding)
+    writer.matrix("output.weight", shape.vocabulary, shape.embedding, shape.type_of("output", 0))
     for layer in range(shape.layer_count):
         _layer(writer, layer, seeds)
     writer.gguf.write_header_to_file()
@@ -127,24 +143,27 @@ def _header(writer: _Writer) -> None:
     gguf.add_tokenizer_model("none")
 
 
-def _layer(writer: _Writer, layer: int, seeds: dict[str, np.ndarray]) -> None:
+def _layer(writer: _Writer, layer: int, seeds: dict[tuple[str, str], Seeds]) -> None:
     shape, prefix = writer.shape, f"blk.{layer}"
     query, key = shape.head_count * shape.head, shape.kv_head_count * shape.head
     for name in ("attn_norm", "ffn_norm"):
         writer.vector(f"{prefix}.{name}.weight", shape.embedding)
     for name in ("attn_q_norm", "attn_k_norm"):
         writer.vector(f"{prefix}.{name}.weight", shape.head)
-    writer.matrix(f"{prefix}.attn_q.weight", query, shape.embedding)
-    writer.matrix(f"{prefix}.attn_k.weight", key, shape.embedding)
-    writer.matrix(f"{prefix}.attn_v.weight", key, shape.embedding)
-    writer.matrix(f"{prefix}.attn_output.weight", shape.embedding, query)
+    for name, rows, columns in (
+        ("attn_q", query, shape.embedding),
+        ("attn_k", key, shape.embedding),
+        ("attn_v", key, shape.embedding),
+        ("attn_output", shape.embedding, query),
+    ):
+        writer.matrix(f"{prefix}.{name}.weight", rows, columns, shape.type_of(name, layer))
     writer.gguf.add_tensor(
         f"{prefix}.ffn_gate_inp.weight", writer.values(shape.expert_count, shape.embedding, scale=2.0)
     )
-    writer.experts(
-        f"{prefix}.ffn_gate_exps.weight", layer, shape.expert_hidden, shape.embedding, seeds["gate"]
-    )
-    writer.experts(f"{prefix}.ffn_up_exps.weight", layer, shape.expert_hidden, shape.embedding, seeds["up"])
-    writer.experts(
-        f"{prefix}.ffn_down_exps.weight", layer, shape.embedding, shape.expert_hidden, seeds["down"]
-    )
+    for name, rows, columns in (
+        ("gate", shape.expert_hidden, shape.embedding),
+        ("up", shape.expert_hidden, shape.embedding),
+        ("down", shape.embedding, shape.expert_hidden),
+    ):
+        chosen = seeds[name, shape.type_of(name, layer)]
+        writer.experts(f"{prefix}.ffn_{name}_exps.weight", layer, rows, columns, chosen)

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support import gguf_models
+from tests.support import gguf_models, native_build
 
-ROOT = Path(__file__).resolve().parents[2]
-CACHE = ROOT / "build" / "native" / "CMakeCache.txt"
 SANITIZERS = {
     "address": {"ASAN_OPTIONS": "detect_leaks=1", "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1"},
     # ggml's own threads synchronise in ways that the sanitizer cannot see in uninstrumented code.
@@ -25,41 +20,10 @@ SANITIZERS = {
 pytestmark = pytest.mark.xdist_group("native")
 
 
-def llama_source() -> str:
-    found = re.search(r"^STRATAD_LLAMA_SOURCE:PATH=(.+)$", CACHE.read_text(), re.MULTILINE)
-    assert found, f"{CACHE} names no llama.cpp source"
-    return found[1]
-
-
 @pytest.fixture(scope="module", params=sorted(SANITIZERS))
 def build(request: pytest.FixtureRequest) -> Path:
-    """The build directory of one sanitizer, up to date; llama.cpp's libraries come from the ordinary build."""
-    folder = ROOT / "build" / request.param
-    # Test processes that share the checkout take turns: two cmakes in one folder break each other.
-    with (ROOT / "build" / f"{request.param}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        build_in(folder, request.param)
-    return folder
-
-
-def build_in(folder: Path, preset: str) -> None:
-    """Configures and compiles; quick when nothing has changed."""
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    for command in (
-        [
-            "cmake",
-            "-S",
-            str(ROOT / "native"),
-            "--preset",
-            preset,
-            f"-DSTRATAD_LLAMA_SOURCE={llama_source()}",
-        ],
-        ["cmake", "--build", str(folder)],
-    ):
-        outcome = subprocess.run(
-            command, cwd=ROOT / "native", env=environment, check=False, capture_output=True, text=True
-        )
-        assert outcome.returncode == 0, outcome.stdout[-4000:] + outcome.stderr[-4000:]
+    """The build directory of one sanitizer, up to date."""
+    return native_build.build(request.param)
 
 
 def run(build: Path, *command: str) -> str:

@@ -99,7 +99,37 @@ void quantise(const float* values, int64_t columns, void* activations) {
   }
 }
 
+// Rounds through a 16-bit float type and back, 256 columns at a time.
+template <ggml_type kType>
+void round_floats(const float* values, int64_t columns, float* rounded) {
+  uint16_t bits[kStepColumns];
+  for (int64_t column = 0; column < columns; column += kStepColumns) {
+    const int64_t left = columns - column, count = left < kStepColumns ? left : kStepColumns;
+    ggml_get_type_traits_cpu(kType)->from_float(values + column, bits, count);
+    ggml_get_type_traits(kType)->to_float(bits, rounded + column, count);
+  }
+}
+
 }  // namespace
+
+size_t float_activation_bytes(int64_t columns) noexcept {
+  constexpr size_t kLine = 64;
+  return (static_cast<size_t>(columns) * sizeof(float) + kLine - 1) / kLine * kLine;
+}
+
+void quantise_f16(const float* values, int64_t columns, void* activations) noexcept {
+  round_floats<GGML_TYPE_F16>(values, columns, static_cast<float*>(activations));
+}
+
+void quantise_bf16(const float* values, int64_t columns, void* activations) noexcept {
+  float* rounded = static_cast<float*>(activations);
+  round_floats<GGML_TYPE_BF16>(values, columns, rounded);
+  for (int64_t column = 0; column < columns; column += 16) {
+    float sorted[16];
+    for (int index = 0; index < 16; ++index) sorted[index / 2 + index % 2 * 8] = rounded[column + index];
+    std::memcpy(rounded + column, sorted, sizeof sorted);
+  }
+}
 
 size_t plain_activation_bytes(int64_t columns) noexcept {
   return static_cast<size_t>(step_count(columns)) * sizeof(PlainActivations);

@@ -37,4 +37,9 @@ struct alignas(64) PairedActivations {
   float scales[kStepBlocks];
 };
 
+// For BF16 and F16: the values as floats. Those for BF16 are sorted by sixteens, even columns before odd.
+struct FloatActivations {
+  float values[1];
+};
+
 }  // namespace stratad::avx2

@@ -43,10 +43,12 @@ STRATAD_INLINE __m256i minimum_words(__m256i unpacked) {
                                               4, -1, 5, -1, 6, -1, 7, -1, 12, -1, 13, -1, 14, -1, 15, -1));
 }
 
-// Scale number `index` in every word.
-STRATAD_INLINE __m256i scale_words(__m256i unpacked, int index) {
-  const int byte = index < 4 ? index : index + 4;
-  return _mm256_shuffle_epi8(unpacked, _mm256_set1_epi16(static_cast<short>(0x8000 | byte)));
+// The eight scales, each in both words of an element, for broadcasting loads. Both lanes hold the same row.
+STRATAD_INLINE void store_scales(__m256i unpacked, int32_t* scales) {
+  const __m256i words = _mm256_shuffle_epi8(
+      unpacked, _mm256_setr_epi8(0, -1, 0, -1, 1, -1, 1, -1, 2, -1, 2, -1, 3, -1, 3, -1,  //
+                                 8, -1, 8, -1, 9, -1, 9, -1, 10, -1, 10, -1, 11, -1, 11, -1));
+  _mm256_store_si256(reinterpret_cast<__m256i*>(scales), words);
 }
 
 // Bit `index` of every byte as bit 4.
@@ -61,94 +63,145 @@ struct Format {
   using Activations = PlainActivations;
   static constexpr int kRows = 4;
 
-  // Adds one block of one row to `totals`, a lane of partial sums per token. A word of maddubs is at most
-  // 31 * 128 * 2 = 7936, a madd at most 63 * 2 times that, and a lane adds 8 of those: below 2^23.
+  // How many rows' blocks are unpacked side by side: as many as leave room for their partial sums. They share
+  // the loads of the activations.
   template <int kTokens>
-  STRATAD_INLINE void add_block(const char* block, __m256i scales, const Activations* const* tokens,
-                                int64_t step, __m256i* totals) {
-    const __m256i high_bits = kBits == QuantBits::kFive ? load(block + Block<kBits>::kHighBits) : __m256i{};
-    for (int token = 0; token < kTokens; ++token) totals[token] = _mm256_setzero_si256();
+  static constexpr int kSideBySide = kTokens <= 2 ? 4 : 2;
+
+  // Sets totals[row][token] to eight partial sums of the block's scale * (quant . values). A word of maddubs
+  // is at most 31 * 128 * 2 = 7936, a madd at most 63 * 2 times that, and a block adds 64 of those: below
+  // 2^26.
+  template <int kRowCount, int kTokens>
+  STRATAD_INLINE void sum_blocks(const char* const* blocks, const int32_t (*scales)[8],
+                                 const Activations* const* tokens, int64_t step, __m256i (*totals)[kTokens]) {
+    __m256i high_bits[kRowCount];
+    for (int row = 0; row < kRowCount; ++row) {
+      if constexpr (kBits == QuantBits::kFive) high_bits[row] = load(blocks[row] + Block<kBits>::kHighBits);
+      for (int token = 0; token < kTokens; ++token) totals[row][token] = _mm256_setzero_si256();
+    }
+#pragma GCC unroll 4
     for (int pair = 0; pair < 4; ++pair) {
-      const __m256i nibbles = load(block + Block<kBits>::kNibbles + 32 * pair);
-      __m256i low = low_nibbles(nibbles), high = high_nibbles(nibbles);
-      if constexpr (kBits == QuantBits::kFive) {
-        low = _mm256_or_si256(low, fifth_bit(high_bits, 2 * pair));
-        high = _mm256_or_si256(high, fifth_bit(high_bits, 2 * pair + 1));
-      }
-      const __m256i low_scale = scale_words(scales, 2 * pair), high_scale = scale_words(scales, 2 * pair + 1);
-      for (int token = 0; token < kTokens; ++token) {
-        const int8_t* values = tokens[token][step].values + 64 * pair;
-        const __m256i low_sums = _mm256_madd_epi16(_mm256_maddubs_epi16(low, load(values)), low_scale);
-        const __m256i high_sums =
-            _mm256_madd_epi16(_mm256_maddubs_epi16(high, load(values + 32)), high_scale);
-        totals[token] = _mm256_add_epi32(totals[token], _mm256_add_epi32(low_sums, high_sums));
+#pragma GCC unroll 4
+      for (int row = 0; row < kRowCount; ++row) {
+        __m256i nibbles = load(blocks[row] + Block<kBits>::kNibbles + 32 * pair);
+        keep_in_register(nibbles);
+        __m256i low = low_nibbles(nibbles), high = high_nibbles(nibbles);
+        if constexpr (kBits == QuantBits::kFive) {
+          low = _mm256_or_si256(low, fifth_bit(high_bits[row], 2 * pair));
+          high = _mm256_or_si256(high, fifth_bit(high_bits[row], 2 * pair + 1));
+        }
+        const __m256i low_scale = _mm256_set1_epi32(scales[row][2 * pair]),
+                      high_scale = _mm256_set1_epi32(scales[row][2 * pair + 1]);
+#pragma GCC unroll 4
+        for (int token = 0; token < kTokens; ++token) {
+          const int8_t* values = tokens[token][step].values + 64 * pair;
+          const __m256i low_sums = _mm256_madd_epi16(_mm256_maddubs_epi16(low, load(values)), low_scale);
+          const __m256i high_sums =
+              _mm256_madd_epi16(_mm256_maddubs_epi16(high, load(values + 32)), high_scale);
+          totals[row][token] = _mm256_add_epi32(totals[row][token], _mm256_add_epi32(low_sums, high_sums));
+          keep_in_register(totals[row][token]);
+        }
       }
     }
+  }
+
+  // What the headers of some rows' blocks say.
+  template <int kRowCount, int kTokens>
+  struct Headers {
+    alignas(32) int32_t scales[kRowCount][8];
+    // d of each row, times the scale of the token's activations.
+    alignas(16) float factors[kTokens][4];
+  };
+
+  // Unpacks the headers and adds the minimums to minimum_sums[row / 2][token], four lanes per row.
+  template <int kRowCount, int kTokens>
+  STRATAD_INLINE void unpack_headers(const char* const* rows, int64_t step, const Activations* const* tokens,
+                                     __m256 (*minimum_sums)[kTokens], Headers<kRowCount, kTokens>& result) {
+    __m128 factors[kRowCount / 2];
+#pragma GCC unroll 2
+    for (int pair = 0; pair < kRowCount / 2; ++pair) {
+      const __m256i headers = load_lanes(rows[2 * pair] + step * Block<kBits>::kBytes,
+                                         rows[2 * pair + 1] + step * Block<kBits>::kBytes);
+      const __m256i unpacked = unpack_scales(headers);
+      const __m256i minimums = minimum_words(unpacked);
+      store_scales(_mm256_permute4x64_epi64(unpacked, 0x44), result.scales[2 * pair]);
+      store_scales(_mm256_permute4x64_epi64(unpacked, 0xee), result.scales[2 * pair + 1]);
+      // d and dmin of the first row, then of the second.
+      factors[pair] = _mm_cvtph_ps(
+          _mm_unpacklo_epi32(_mm256_castsi256_si128(headers), _mm256_extracti128_si256(headers, 1)));
+      const __m256 dmin = _mm256_permutevar8x32_ps(_mm256_castps128_ps256(factors[pair]),
+                                                   _mm256_setr_epi32(1, 1, 1, 1, 3, 3, 3, 3));
+#pragma GCC unroll 4
+      for (int token = 0; token < kTokens; ++token) {
+        const Activations& activations = tokens[token][step];
+        const __m256i products = _mm256_madd_epi16(minimums, load_into_both_lanes(activations.sums_of_32));
+        minimum_sums[pair][token] = _mm256_fmadd_ps(
+            _mm256_cvtepi32_ps(products), _mm256_mul_ps(dmin, _mm256_broadcast_ss(activations.scales)),
+            minimum_sums[pair][token]);
+      }
+    }
+    const __m128 d = _mm_shuffle_ps(factors[0], factors[kRowCount / 2 - 1], _MM_SHUFFLE(2, 0, 2, 0));
+#pragma GCC unroll 4
+    for (int token = 0; token < kTokens; ++token)
+      _mm_store_ps(result.factors[token], _mm_mul_ps(d, _mm_broadcast_ss(tokens[token][step].scales)));
+    keep_in_memory(result);
   }
 
   template <int kRowCount, int kTokens>
   STRATAD_INLINE void group(const char* const* rows, int64_t columns, const Activations* const* tokens,
                             const char* ahead_first, const char* ahead_second, float* sums) {
-    constexpr int kBytes = Block<kBits>::kBytes;
-    constexpr int kPairs = (kRowCount + 1) / 2;
-    // Of the quants: a lane per row. Of the minimums: four lanes per row, two rows a register.
-    __m128 quant_sums[kTokens];
-    __m256 minimum_sums[kPairs][kTokens];
-    for (__m128& sum : quant_sums) sum = _mm_setzero_ps();
-    for (auto& pair : minimum_sums)
-      for (__m256& sum : pair) sum = _mm256_setzero_ps();
+    if constexpr (kRowCount == 1) {
+      // The row is its own companion, so that it goes the same way as in company.
+      const char* const twice[2] = {rows[0], rows[0]};
+      float twin_sums[2 * kTokens];
+      group<2, kTokens>(twice, columns, tokens, ahead_first, ahead_second, twin_sums);
+      for (int token = 0; token < kTokens; ++token) sums[token] = twin_sums[2 * token];
+    } else {
+      constexpr int kBytes = Block<kBits>::kBytes;
+      constexpr int kTogether = kSideBySide<kTokens> < kRowCount ? kSideBySide<kTokens> : kRowCount;
+      __m128 quant_sums[kTokens];
+      __m256 minimum_sums[kRowCount / 2][kTokens];
+      for (__m128& sum : quant_sums) sum = _mm_setzero_ps();
+      for (auto& pair : minimum_sums)
+        for (__m256& sum : pair) sum = _mm256_setzero_ps();
 
-    for (int64_t step = 0; step < columns / kStepColumns; ++step) {
-      if (ahead_first != nullptr) {
-        constexpr int kConsumed = kRowCount * kBytes / 2;
-        prefetch_lines<kConsumed>(ahead_first + step * kConsumed);
-        prefetch_lines<kConsumed>(ahead_second + step * kConsumed);
-      }
-      __m256i totals[2 * kPairs][kTokens];
-      __m128 factors[kPairs][kTokens];
-      for (int pair = 0; pair < kPairs; ++pair) {
-        // A single row is its own companion: it goes the same way, and half of the result is dropped.
-        const char* blocks[2] = {rows[2 * pair] + step * kBytes,
-                                 rows[kRowCount > 1 ? 2 * pair + 1 : 0] + step * kBytes};
-        const __m256i headers = load_lanes(blocks[0], blocks[1]);
-        const __m256i unpacked = unpack_scales(headers);
-        const __m256i minimums = minimum_words(unpacked);
-        // d and dmin of the first row, then of the second.
-        const __m128 weight_factors = _mm_cvtph_ps(
-            _mm_unpacklo_epi32(_mm256_castsi256_si128(headers), _mm256_extracti128_si256(headers, 1)));
-        for (int token = 0; token < kTokens; ++token) {
-          const Activations& activations = tokens[token][step];
-          factors[pair][token] = _mm_mul_ps(weight_factors, _mm_broadcast_ss(activations.scales));
-          const __m256 dmin = _mm256_permutevar8x32_ps(_mm256_castps128_ps256(factors[pair][token]),
-                                                       _mm256_setr_epi32(1, 1, 1, 1, 3, 3, 3, 3));
-          const __m256i products = _mm256_madd_epi16(minimums, load_into_both_lanes(activations.sums_of_32));
-          minimum_sums[pair][token] =
-              _mm256_fmadd_ps(_mm256_cvtepi32_ps(products), dmin, minimum_sums[pair][token]);
+      // Headers are unpacked one step ahead: by the time that products wait for a scale it is there.
+      Headers<kRowCount, kTokens> headers[2];
+      const int64_t step_count = columns / kStepColumns;
+      unpack_headers<kRowCount, kTokens>(rows, 0, tokens, minimum_sums, headers[0]);
+      for (int64_t step = 0; step < step_count; ++step) {
+        if (ahead_first != nullptr) {
+          constexpr int kConsumed = kRowCount * kBytes / 2;
+          prefetch_lines<kConsumed>(ahead_first + step * kConsumed);
+          prefetch_lines<kConsumed>(ahead_second + step * kConsumed);
         }
-        alignas(32) char scale_bytes[32];
-        _mm256_store_si256(reinterpret_cast<__m256i*>(scale_bytes), unpacked);
-        keep_in_memory(scale_bytes);
-        for (int row = 0; row < 2; ++row)
-          add_block<kTokens>(blocks[row], load_into_both_lanes(scale_bytes + 16 * row), tokens, step,
-                             totals[2 * pair + row]);
+        if (step + 1 < step_count)
+          unpack_headers<kRowCount, kTokens>(rows, step + 1, tokens, minimum_sums, headers[(step + 1) % 2]);
+        const auto& current = headers[step % 2];
+        const char* blocks[kRowCount];
+        for (int row = 0; row < kRowCount; ++row) blocks[row] = rows[row] + step * kBytes;
+        __m256i totals[kRowCount][kTokens];
+#pragma GCC unroll 2
+        for (int row = 0; row < kRowCount; row += kTogether)
+          sum_blocks<kTogether, kTokens>(blocks + row, current.scales + row, tokens, step, totals + row);
+#pragma GCC unroll 4
+        for (int token = 0; token < kTokens; ++token) {
+          const __m128i block_sums = sum_elements(totals[0][token], totals[1][token],
+                                                  totals[kRowCount - 2][token], totals[kRowCount - 1][token]);
+          quant_sums[token] = _mm_fmadd_ps(_mm_cvtepi32_ps(block_sums), _mm_load_ps(current.factors[token]),
+                                           quant_sums[token]);
+        }
       }
-      constexpr int kThird = kRowCount > 2 ? 2 : 0, kFourth = kThird + 1;
-      for (int token = 0; token < kTokens; ++token) {
-        const __m128i block_sums =
-            sum_lanes(totals[0][token], totals[1][token], totals[kThird][token], totals[kFourth][token]);
-        const __m128 d =
-            _mm_shuffle_ps(factors[0][token], factors[kThird / 2][token], _MM_SHUFFLE(2, 0, 2, 0));
-        quant_sums[token] = _mm_fmadd_ps(_mm_cvtepi32_ps(block_sums), d, quant_sums[token]);
-      }
-    }
 
-    for (int token = 0; token < kTokens; ++token) {
-      float quants[4];
-      _mm_storeu_ps(quants, quant_sums[token]);
-      for (int row = 0; row < kRowCount; ++row) {
-        const __m256 pair = minimum_sums[row / 2][token];
-        const __m128 minimums = row % 2 == 0 ? _mm256_castps256_ps128(pair) : _mm256_extractf128_ps(pair, 1);
-        sums[token * kRowCount + row] = quants[row] - sum_lanes(minimums);
+      for (int token = 0; token < kTokens; ++token) {
+        float quants[4];
+        _mm_storeu_ps(quants, quant_sums[token]);
+        for (int row = 0; row < kRowCount; ++row) {
+          const __m256 pair = minimum_sums[row / 2][token];
+          const __m128 minimums =
+              row % 2 == 0 ? _mm256_castps256_ps128(pair) : _mm256_extractf128_ps(pair, 1);
+          sums[token * kRowCount + row] = quants[row] - sum_elements(minimums);
+        }
       }
     }
   }

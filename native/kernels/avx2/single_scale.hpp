@@ -46,8 +46,8 @@ struct SingleScaleFormat {
       const __m128 factors = load_half_floats(rows[0] + factor, rows[kSecond] + factor, rows[kThird] + factor,
                                               rows[kFourth] + factor);
       for (int token = 0; token < kTokens; ++token) {
-        const __m128i block_sums = sum_lanes(totals[0][token], totals[kSecond][token], totals[kThird][token],
-                                             totals[kFourth][token]);
+        const __m128i block_sums = sum_elements(totals[0][token], totals[kSecond][token],
+                                                totals[kThird][token], totals[kFourth][token]);
         const __m128 scales = _mm_mul_ps(factors, _mm_broadcast_ss(tokens[token][step].scales));
         row_sums[token] = _mm_fmadd_ps(_mm_cvtepi32_ps(block_sums), scales, row_sums[token]);
       }

@@ -52,7 +52,7 @@ struct StepFormat {
 
     for (int token = 0; token < kTokens; ++token)
       for (int row = 0; row < kRowCount; ++row)
-        sums[token * kRowCount + row] = sum_lanes(row_sums[row][token]);
+        sums[token * kRowCount + row] = sum_elements(row_sums[row][token]);
   }
 };
 

@@ -47,19 +47,32 @@ STRATAD_INLINE __m128 load_half_floats(const void* a, const void* b, const void*
                                      static_cast<short>(bits[2]), static_cast<short>(bits[3]), 0, 0, 0, 0));
 }
 
-// The sums of the eight lanes of a, b, c and d.
-STRATAD_INLINE __m128i sum_lanes(__m256i a, __m256i b, __m256i c, __m256i d) {
-  const __m256i sums = _mm256_hadd_epi32(_mm256_hadd_epi32(a, b), _mm256_hadd_epi32(c, d));
+// In each 128-bit lane the sums of that lane's elements of a, b, c and d.
+STRATAD_INLINE __m256i sum_within_lanes(__m256i a, __m256i b, __m256i c, __m256i d) {
+  const __m256i ab = _mm256_add_epi32(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
+  const __m256i cd = _mm256_add_epi32(_mm256_unpacklo_epi32(c, d), _mm256_unpackhi_epi32(c, d));
+  return _mm256_add_epi32(_mm256_unpacklo_epi64(ab, cd), _mm256_unpackhi_epi64(ab, cd));
+}
+
+// The sums of all elements of a, b, c and d.
+STRATAD_INLINE __m128i sum_elements(__m256i a, __m256i b, __m256i c, __m256i d) {
+  const __m256i sums = sum_within_lanes(a, b, c, d);
   return _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
 }
 
-STRATAD_INLINE float sum_lanes(__m128 values) {
+// Sums of two neighbouring products of signed bytes: maddubs takes one factor unsigned, so that is |value|,
+// and the value's sign goes to the weight. No weight may be -128.
+STRATAD_INLINE __m256i signed_products(__m256i weights, const int8_t* values, const uint8_t* magnitudes) {
+  return _mm256_maddubs_epi16(load(magnitudes), _mm256_sign_epi8(weights, load(values)));
+}
+
+STRATAD_INLINE float sum_elements(__m128 values) {
   const __m128 sum = _mm_add_ps(values, _mm_movehl_ps(values, values));
   return _mm_cvtss_f32(_mm_add_ss(sum, _mm_movehdup_ps(sum)));
 }
 
-STRATAD_INLINE float sum_lanes(__m256 values) {
-  return sum_lanes(_mm_add_ps(_mm256_castps256_ps128(values), _mm256_extractf128_ps(values, 1)));
+STRATAD_INLINE float sum_elements(__m256 values) {
+  return sum_elements(_mm_add_ps(_mm256_castps256_ps128(values), _mm256_extractf128_ps(values, 1)));
 }
 
 STRATAD_INLINE __m256i low_nibbles(__m256i bytes) {
@@ -75,6 +88,11 @@ STRATAD_INLINE __m256i high_nibbles(__m256i bytes) {
 template <class T>
 STRATAD_INLINE void keep_in_memory(T& value) {
   __asm__("" : "+m"(value));
+}
+
+// Keeps the compiler from loading a value twice to save a copy: half of the loads cross a cache line.
+STRATAD_INLINE void keep_in_register(__m256i& value) {
+  __asm__("" : "+x"(value));
 }
 
 }  // namespace

@@ -1,0 +1,108 @@
+"""What the native core has to reach, as ratios, and the table that says whether it did."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Verdict(Enum):
+    """How a measure stands against its bar."""
+
+    GOAL = "goal"
+    MUST = "must"
+    BELOW = "BELOW"
+    # The plain read varied too much during the run: the machine was busy with something else.
+    NOT_JUDGED = "not judged"
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One measure: `must` holds or the run fails, `goal` is what we want. `is_cost`: smaller is better."""
+
+    key: str
+    measure: str
+    must: float
+    goal: float
+    in_ci: bool
+    is_cost: bool = False
+
+    def judge(self, value: float) -> Verdict:
+        """Where a median stands."""
+        reached = [value <= limit if self.is_cost else value >= limit for limit in (self.goal, self.must)]
+        return Verdict.GOAL if reached[0] else Verdict.MUST if reached[1] else Verdict.BELOW
+
+    def is_better(self, one: float, other: float) -> bool:
+        """Whether the first of two medians is the better one."""
+        return one < other if self.is_cost else one > other
+
+
+BARS = (
+    Bar("1", "row kernels over a plain read, AVX-512, 1 worker", 0.90, 0.97, True),
+    Bar("2", "the same, further 4- and 5-bit types", 0.80, 0.92, True),
+    Bar("3", "row kernels over a plain read, AVX2, 1 worker", 0.75, 0.90, True),
+    Bar("batch", "row kernels over a plain read, AVX-512, 4 tokens", 0.60, 0.80, False),
+    Bar("4", "row kernels 1 -> 2 workers, over the plain read's own", 0.85, 0.95, True),
+    Bar("5", "decode over plain llama.cpp", 1.6, 2.2, False),
+    Bar("6", "prefill of 512 tokens over plain llama.cpp", 1.5, 2.5, False),
+    Bar("8", "pool dispatch and join over OpenMP fork and join", 0.5, 0.35, True, is_cost=True),
+    Bar("9", "pool barrier over OpenMP barrier", 0.8, 0.6, True, is_cost=True),
+    Bar("10", "arena placed, filled and locked over reading into fresh memory", 0.8, 0.95, True),
+    Bar("11", "load over llama.cpp's load", 2.0, 3.0, False),
+    Bar("12", "share of a decode step that is not reading weights", 0.20, 0.10, False, is_cost=True),
+)
+BAR_OF = {bar.key: bar for bar in BARS}
+
+# Above this, the reads that everything is held against say more about the machine's other guests than about us.
+READ_VARIATION_LIMIT = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A bar's samples in one setting: the median of `ratios` counts. `read_rates`: plain reads beside them."""
+
+    bar: Bar
+    setting: str
+    median: float
+    lowest: float
+    highest: float
+    read_variation: float = 1.0
+
+    @property
+    def verdict(self) -> Verdict:
+        """Where it stands; a missed bar on a busy machine proves nothing."""
+        verdict = self.bar.judge(self.median)
+        if self.read_variation > READ_VARIATION_LIMIT:
+            return Verdict.NOT_JUDGED
+        return verdict
+
+
+def measured(
+    key: str, setting: str, ratios: Sequence[float], read_rates: Sequence[float] = (1.0,)
+) -> Measured:
+    """Median and range of per-round ratios; `read_rates` are the plain reads of the same rounds."""
+    return Measured(
+        BAR_OF[key],
+        setting,
+        statistics.median(ratios),
+        min(ratios),
+        max(ratios),
+        max(read_rates) / min(read_rates),
+    )
+
+
+def table(results: Sequence[Measured]) -> str:
+    """All results in one Markdown table."""
+    lines = [
+        "| # | measure | setting | must | goal | median | range | verdict |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for result in results:
+        bar, sign = result.bar, "<= " if result.bar.is_cost else ""
+        lines.append(
+            f"| {bar.key} | {bar.measure} | {result.setting} | {sign}{bar.must:g} | {sign}{bar.goal:g} | "
+            f"{result.median:.2f} | {result.lowest:.2f}-{result.highest:.2f} | {result.verdict.value} |"
+        )
+    return "\n".join(lines)

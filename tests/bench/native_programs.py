@@ -1,0 +1,124 @@
+"""Measures taken by the native benchmark programs: row kernels, pool and arena."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from planner.sysfs import Tree
+from stratad import _native as native
+from stratad.free_blocks import free_huge_page_bytes
+from tests.bench.bars import BAR_OF, Bar, Measured, measured
+from tests.support.native_build import build
+
+# By bar: the weight types that count, best known first.
+LEADING_TYPES = ("Q8_0", "Q6_K", "Q4_K")
+FURTHER_TYPES = ("Q5_K", "IQ4_XS", "Q4_0", "MXFP4")
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRow:
+    """One line of kernel_bench: a kernel's bytes/s over the plain read beside it."""
+
+    weight_type: str
+    shape: str
+    workers: int
+    tokens: int
+    kernel: str
+    ratio: float
+    lowest: float
+    highest: float
+
+    @classmethod
+    def parse(cls, line: str) -> KernelRow:
+        """From "type rows columns workers tokens kernel ratio lowest highest ..."."""
+        words = line.split()
+        ratios = [float(word) for word in words[6:9]]
+        name = words[0].upper()
+        return cls(name, f"{words[1]}x{words[2]}", int(words[3]), int(words[4]), words[5], *ratios)
+
+    def under(self, bar: Bar) -> Measured:
+        """This row as a bar's measure. Every ratio has a plain read of its own, so it is always judged."""
+        setting = f"{self.weight_type} {self.shape}"
+        return Measured(bar, setting, self.ratio, self.lowest, self.highest)
+
+
+def run_program(name: str, *arguments: str) -> Iterator[str]:
+    """Lines of a benchmark program, as they come."""
+    program = build("bench") / "bench" / name
+    with subprocess.Popen([str(program), *arguments], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(f"  {line.rstrip()}", flush=True)
+            yield line
+    if process.returncode != 0:
+        raise SystemExit(f"{name} ended with status {process.returncode}")
+
+
+def kernel_rows(types: Sequence[str], rounds: int) -> list[KernelRow]:
+    """Every kernel that this CPU runs, for each type, with 1 and 2 workers, 1 and 4 tokens."""
+    arguments = [word for name in types for word in ("--type", name)]
+    return [
+        KernelRow.parse(line) for line in run_program("kernel_bench", *arguments, "--rounds", str(rounds))
+    ]
+
+
+def kernel_results(rows: Sequence[KernelRow]) -> list[Measured]:
+    """The rows that bars 1 to 4 and the one for four tokens ask for."""
+    results = []
+    for row in rows:
+        key = _bar_of(row)
+        if key is not None:
+            results.append(row.under(BAR_OF[key]))
+    singles = {(row.weight_type, row.shape): row for row in rows if _bar_of(row) in ("1", "2")}
+    for row in rows:
+        single = singles.get((row.weight_type, row.shape))
+        if single and (row.workers, row.tokens, row.kernel) == (2, 1, single.kernel):
+            # Both are over a plain read of as many workers, so what is left is the kernel's own scaling.
+            scaling = [row.ratio / single.ratio, row.lowest / single.ratio, row.highest / single.ratio]
+            results.append(Measured(BAR_OF["4"], f"{row.weight_type} {row.shape}", *scaling))
+    return results
+
+
+def _bar_of(row: KernelRow) -> str | None:
+    if row.workers != 1:
+        return None
+    if row.kernel == "avx512" and row.tokens == 4:
+        return "batch" if row.weight_type in LEADING_TYPES else None
+    if row.tokens != 1:
+        return None
+    if row.kernel == "avx2":
+        return "3" if row.weight_type in LEADING_TYPES else None
+    if row.kernel == "avx512":
+        return "1" if row.weight_type in LEADING_TYPES else "2" if row.weight_type in FURTHER_TYPES else None
+    return None
+
+
+def pool_results(workers: int, rounds: int) -> list[Measured]:
+    """Bars 8 and 9."""
+    ratios: dict[str, list[float]] = {}
+    for line in run_program("pool_bench", str(workers), str(rounds)):
+        name, ratio = line.split()[:2]
+        ratios.setdefault(name, []).append(float(ratio))
+    setting = f"{workers} workers"
+    return [measured("8", setting, ratios["dispatch"]), measured("9", setting, ratios["barrier"])]
+
+
+def fill_results(path: Path, workers: int, rounds: int) -> list[Measured]:
+    """Bar 10."""
+    huge_bytes = str(free_huge_page_bytes(Tree(Path("/")), (0,)))
+    lines = run_program("fill_bench", str(path), str(workers), str(rounds), huge_bytes)
+    return [measured("10", f"{workers} worker(s)", [float(line.split()[1]) for line in lines])]
+
+
+def kernels_here() -> list[str]:
+    """What this CPU can run, best first."""
+    return native.supported_kernels()
+
+
+def cpu_count() -> int:
+    """CPUs that this process may use."""
+    return len(os.sched_getaffinity(0))
