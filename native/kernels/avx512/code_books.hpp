@@ -63,7 +63,7 @@ STRATAD_INLINE __m512i multiply_quad(const CodedWeights& weights, const CodeBook
 template <class Layout>
 struct CodeBookType {
   static constexpr ggml_type kWeightType = Layout::kWeightType;
-  static constexpr int kUnitColumns = 32, kBlockBytes = Layout::kScaleBytes + 16;
+  static constexpr int kRows = 4, kUnitColumns = 32, kBlockBytes = Layout::kScaleBytes + 16;
   static constexpr int kStepColumns = 8 * kUnitColumns, kStepBytes = 8 * kBlockBytes;
 
   struct alignas(64) Activations : CodeBookValues {
@@ -78,10 +78,7 @@ struct CodeBookType {
   // The indices of four blocks, one block in each lane.
   STRATAD_INLINE __m512i load_quad(const char* blocks) {
     const char* indices = blocks + Layout::kScaleBytes;
-    __m512i quad = repeat_128(indices);
-    quad = _mm512_mask_broadcast_i32x4(quad, 0x00f0, load_128(indices + kBlockBytes));
-    quad = _mm512_mask_broadcast_i32x4(quad, 0x0f00, load_128(indices + 2 * kBlockBytes));
-    return _mm512_mask_broadcast_i32x4(quad, 0xf000, load_128(indices + 3 * kBlockBytes));
+    return join_128(indices, indices + kBlockBytes, indices + 2 * kBlockBytes, indices + 3 * kBlockBytes);
   }
 
   template <int kRowCount, int kTokens>
@@ -97,21 +94,30 @@ struct CodeBookType {
                                     int64_t step) {
       const __m512i code_book = load_code_book(Layout::kCodeBook);
       const __m512i quad_lanes = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
-      for (int row = 0; row < kRowCount; ++row) {
-        const char* bytes = rows[row] + offset;
-        const __m256 row_scales = Layout::load_scales(bytes);
-        __m512 scales[kTokens];
-        for (int token = 0; token < kTokens; ++token)
-          scales[token] =
-              _mm512_castps256_ps512(_mm256_mul_ps(row_scales, _mm256_load_ps(tokens[token][step].scales)));
-#pragma GCC unroll 2
-        for (int quad = 0; quad < 2; ++quad) {
-          const CodedWeights weights = look_up(load_quad(bytes + 4 * quad * kBlockBytes), code_book);
-          const __m512i lanes = _mm512_add_epi32(quad_lanes, _mm512_set1_epi32(4 * quad));
-          for (int token = 0; token < kTokens; ++token) {
-            const __m512i sum = multiply_quad(weights, tokens[token][step], quad);
-            products[token][row] = _mm512_fmadd_ps(
-                _mm512_cvtepi32_ps(sum), _mm512_permutexvar_ps(lanes, scales[token]), products[token][row]);
+      const __m512i upper_lanes = _mm512_add_epi32(quad_lanes, _mm512_set1_epi32(4));
+      constexpr int kSharing = kSharingRows<kRowCount>;
+#pragma GCC unroll 4
+      for (int first_row = 0; first_row < kRowCount; first_row += kSharing) {
+        CodedWeights weights[kSharing][2];
+        __m256 row_scales[kSharing];
+        for (int row = 0; row < kSharing; ++row) {
+          const char* bytes = rows[first_row + row] + offset;
+          row_scales[row] = Layout::load_scales(bytes);
+          for (int quad = 0; quad < 2; ++quad)
+            weights[row][quad] = look_up(load_quad(bytes + 4 * quad * kBlockBytes), code_book);
+        }
+        for (int token = 0; token < kTokens; ++token) {
+          const Activations& activations = tokens[token][step];
+          const __m256 token_scales = _mm256_load_ps(activations.scales);
+          for (int row = 0; row < kSharing; ++row) {
+            const __m512 scales = _mm512_castps256_ps512(_mm256_mul_ps(row_scales[row], token_scales));
+            __m512& product = products[token][first_row + row];
+            for (int quad = 0; quad < 2; ++quad) {
+              const __m512i sum = multiply_quad(weights[row][quad], activations, quad);
+              const __m512i lanes = quad == 0 ? quad_lanes : upper_lanes;
+              product =
+                  _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_permutexvar_ps(lanes, scales), product);
+            }
           }
         }
       }
@@ -124,9 +130,19 @@ struct CodeBookType {
   };
 };
 
+// Scales of eight blocks are taken out of two loads of 64 bytes, which begin at the first and the fifth
+// block.
 struct HalfScales {
   static constexpr int kScaleBytes = 2;
-  STRATAD_INLINE __m256 load_scales(const char* blocks) { return load_halves<18>(blocks); }
+
+  STRATAD_INLINE __m256 load_scales(const char* blocks) {
+    constexpr int kBlockBytes = kScaleBytes + 16;
+    const __m512i elements =
+        _mm512_castsi128_si512(_mm_setr_epi16(0, 9, 18, 27, 32 + 0, 32 + 9, 32 + 18, 32 + 27));
+    const __m512i halves =
+        _mm512_permutex2var_epi16(load_512(blocks), elements, load_512(blocks + 4 * kBlockBytes));
+    return _mm256_cvtph_ps(_mm512_castsi512_si128(halves));
+  }
 };
 
 struct Q40Layout : HalfScales {
@@ -147,11 +163,14 @@ struct MXFP4Layout {
   // Scales are powers of two: a byte e is 2^(e - 127), here halved since the code book is doubled. So e - 1
   // is the exponent's bits of a float; for 0 and 1 the result is below the smallest normal number.
   STRATAD_INLINE __m256 load_scales(const char* blocks) {
-    constexpr int kBytes = kScaleBytes + 16;
-    const __m128i packed =
-        _mm_setr_epi8(blocks[0], blocks[kBytes], blocks[2 * kBytes], blocks[3 * kBytes], blocks[4 * kBytes],
-                      blocks[5 * kBytes], blocks[6 * kBytes], blocks[7 * kBytes], 0, 0, 0, 0, 0, 0, 0, 0);
-    const __m256i exponents = _mm256_cvtepu8_epi32(packed), one = _mm256_set1_epi32(1);
+    constexpr int kBlockBytes = kScaleBytes + 16;
+    const __m512i elements =
+        _mm512_castsi256_si512(_mm256_setr_epi32(0, 4, 8, 12, 16 + 0, 16 + 4, 16 + 8, 16 + 12));
+    const __m512i words =
+        _mm512_permutex2var_epi32(load_512(blocks), elements, load_512(blocks + 4 * kBlockBytes));
+    const __m256i shifted =
+        _mm256_srlv_epi32(_mm512_castsi512_si256(words), _mm256_setr_epi32(0, 8, 16, 24, 0, 8, 16, 24));
+    const __m256i exponents = _mm256_and_si256(shifted, _mm256_set1_epi32(0xff)), one = _mm256_set1_epi32(1);
     const __m256i normal = _mm256_slli_epi32(_mm256_sub_epi32(exponents, one), 23);
     const __m256i below_normal = _mm256_sllv_epi32(_mm256_set1_epi32(0x00200000), exponents);
     return _mm256_castsi256_ps(
@@ -161,7 +180,7 @@ struct MXFP4Layout {
 
 struct IQ4XSType {
   static constexpr ggml_type kWeightType = GGML_TYPE_IQ4_XS;
-  static constexpr int kStepColumns = 256, kUnitColumns = 256, kStepBytes = 136;
+  static constexpr int kRows = 4, kStepColumns = 256, kUnitColumns = 256, kStepBytes = 136;
   // A 16-bit float; the upper 2 bits of eight scales; their lower 4 bits, two a byte; the indices.
   static constexpr int kUpperScaleBits = 2, kLowerScaleBits = 4, kIndices = 8;
 
@@ -203,22 +222,32 @@ struct IQ4XSType {
       const __m512i code_book = load_code_book(kNonLinear);
       const __m512i lower_lanes = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
       const __m512i upper_lanes = _mm512_add_epi32(lower_lanes, _mm512_set1_epi32(4));
-      for (int row = 0; row < kRowCount; ++row) {
-        const char* bytes = rows[row] + offset;
-        const __m512i scales = _mm512_castsi256_si512(load_block_scales(bytes));
-        const __m512i lower_scales = _mm512_permutexvar_epi32(lower_lanes, scales);
-        const __m512i upper_scales = _mm512_permutexvar_epi32(upper_lanes, scales);
-        const CodedWeights lower = look_up(load_512(bytes + kIndices), code_book);
-        const CodedWeights upper = look_up(load_512(bytes + kIndices + 64), code_book);
-        const float scale = load_half(bytes);
+      constexpr int kSharing = kSharingRows<kRowCount>;
+#pragma GCC unroll 4
+      for (int first_row = 0; first_row < kRowCount; first_row += kSharing) {
+        CodedWeights lower[kSharing], upper[kSharing];
+        __m512i lower_scales[kSharing], upper_scales[kSharing];
+        float scale[kSharing];
+        for (int row = 0; row < kSharing; ++row) {
+          const char* bytes = rows[first_row + row] + offset;
+          const __m512i scales = _mm512_castsi256_si512(load_block_scales(bytes));
+          lower_scales[row] = _mm512_permutexvar_epi32(lower_lanes, scales);
+          upper_scales[row] = _mm512_permutexvar_epi32(upper_lanes, scales);
+          lower[row] = look_up(load_512(bytes + kIndices), code_book);
+          upper[row] = look_up(load_512(bytes + kIndices + 64), code_book);
+          scale[row] = load_half(bytes);
+        }
         for (int token = 0; token < kTokens; ++token) {
           const Activations& activations = tokens[token][step];
-          // Eight products are at most 8 * 127 * 127, times a scale of at most 32: far from 32 bits.
-          const __m512i sum =
-              _mm512_add_epi32(_mm512_mullo_epi32(multiply_quad(lower, activations, 0), lower_scales),
-                               _mm512_mullo_epi32(multiply_quad(upper, activations, 1), upper_scales));
-          products[token][row] = _mm512_fmadd_ps(
-              _mm512_cvtepi32_ps(sum), _mm512_set1_ps(scale * activations.scale), products[token][row]);
+          for (int row = 0; row < kSharing; ++row) {
+            // Eight products are at most 8 * 127 * 127, times a scale of at most 32: far from 32 bits.
+            const __m512i sum = _mm512_add_epi32(
+                _mm512_mullo_epi32(multiply_quad(lower[row], activations, 0), lower_scales[row]),
+                _mm512_mullo_epi32(multiply_quad(upper[row], activations, 1), upper_scales[row]));
+            __m512& product = products[token][first_row + row];
+            product = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_set1_ps(scale[row] * activations.scale),
+                                      product);
+          }
         }
       }
     }

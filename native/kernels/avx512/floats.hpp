@@ -30,7 +30,7 @@ void round_to_16_bits(const float* values, int64_t columns, void* activations) n
 // `Layout::widen` makes two vectors of 32 numbers, of weights and of activations in the same order.
 template <class Layout>
 struct FloatType : Layout {
-  static constexpr int kStepColumns = 32, kUnitColumns = 32, kStepBytes = 64;
+  static constexpr int kRows = 2, kStepColumns = 32, kUnitColumns = 32, kStepBytes = 64;
   using Activations = FloatActivations;
 
   template <int kRowCount, int kTokens>
@@ -44,14 +44,14 @@ struct FloatType : Layout {
 
     [[gnu::always_inline]] void add(const char* const* rows, int64_t offset, const Activations* const* tokens,
                                     int64_t step) {
-      for (int row = 0; row < kRowCount; ++row) {
-        __m512 weights[2];
-        Layout::widen(rows[row] + offset, weights);
-        for (int token = 0; token < kTokens; ++token) {
-          const float* values = tokens[token][step].values;
-          products[token][row] = _mm512_fmadd_ps(weights[0], _mm512_load_ps(values), products[token][row]);
-          products[token][row] =
-              _mm512_fmadd_ps(weights[1], _mm512_load_ps(values + 16), products[token][row]);
+      __m512 weights[kRowCount][2];
+      for (int row = 0; row < kRowCount; ++row) Layout::widen(rows[row] + offset, weights[row]);
+      for (int token = 0; token < kTokens; ++token) {
+        const __m512 first = _mm512_load_ps(tokens[token][step].values);
+        const __m512 second = _mm512_load_ps(tokens[token][step].values + 16);
+        for (int row = 0; row < kRowCount; ++row) {
+          products[token][row] = _mm512_fmadd_ps(weights[row][0], first, products[token][row]);
+          products[token][row] = _mm512_fmadd_ps(weights[row][1], second, products[token][row]);
         }
       }
     }

@@ -30,14 +30,8 @@ STRATAD_INLINE void arrange_k_quant(const int8_t* values, float scale, KQuantAct
 // repeat the first one's.
 template <int kRowCount>
 STRATAD_INLINE __m512i load_headers(const char* const* rows, int64_t offset) {
-  __m512i headers = repeat_128(rows[0] + offset);
-  if constexpr (kRowCount > 1)
-    headers = _mm512_mask_broadcast_i32x4(headers, 0x00f0, load_128(rows[1] + offset));
-  if constexpr (kRowCount > 2) {
-    headers = _mm512_mask_broadcast_i32x4(headers, 0x0f00, load_128(rows[2] + offset));
-    headers = _mm512_mask_broadcast_i32x4(headers, 0xf000, load_128(rows[3] + offset));
-  }
-  return headers;
+  const auto header = [=](int row) { return rows[row < kRowCount ? row : 0] + offset; };
+  return join_128(header(0), header(1), header(2), header(3));
 }
 
 // Of each lane's header: bytes 0-3 and 8-11 are the scales 0-3 and 4-7, the others the minima likewise.
@@ -111,7 +105,7 @@ struct Q5KLayout {
 template <class Layout>
 struct KQuantType {
   static constexpr ggml_type kWeightType = Layout::kWeightType;
-  static constexpr int kStepColumns = 256, kUnitColumns = 256, kStepBytes = Layout::kBytes;
+  static constexpr int kRows = 4, kStepColumns = 256, kUnitColumns = 256, kStepBytes = Layout::kBytes;
   using Activations = KQuantActivations;
 
   static void arrange(const int8_t* values, float scale, Activations& record) {
@@ -159,22 +153,29 @@ struct KQuantType {
       }
       // Or gcc would see through the stores and shuffle after all.
       __asm__("" : "+m"(scales), "+m"(token_scales));
-      for (int row = 0; row < kRowCount; ++row) {
-        __m512i weights[4];
-        Layout::unpack(rows[row] + offset, weights);
-        const __m512i row_block_scales = repeat_128(scales + 16 * row);
-        const __m512i lower_scales = spread_scales(row_block_scales, 0);
-        const __m512i upper_scales = spread_scales(row_block_scales, 8);
+      constexpr int kSharing = kSharingRows<kRowCount>;
+#pragma GCC unroll 4
+      for (int first_row = 0; first_row < kRowCount; first_row += kSharing) {
+        __m512i weights[kSharing][4], lower_scales[kSharing], upper_scales[kSharing];
+        for (int row = 0; row < kSharing; ++row) {
+          Layout::unpack(rows[first_row + row] + offset, weights[row]);
+          const __m512i block_scales = repeat_128(scales + 16 * (first_row + row));
+          lower_scales[row] = spread_scales(block_scales, 0);
+          upper_scales[row] = spread_scales(block_scales, 8);
+        }
         for (int token = 0; token < kTokens; ++token) {
           const int8_t* values = tokens[token][step].values;
-          // A sum of four products is at most 31 * 127 * 4 = 15748 in magnitude and fits 16 bits: two vectors
-          // become one, and one multiplication scales both.
-          const __m512i lower = pack_products(weights[0], weights[1], values);
-          const __m512i upper = pack_products(weights[2], weights[3], values + 128);
-          const __m512i sum =
-              _mm512_dpwssd_epi32(_mm512_madd_epi16(lower, lower_scales), upper, upper_scales);
-          products[token][row] = _mm512_fmadd_ps(
-              _mm512_cvtepi32_ps(sum), _mm512_set1_ps(token_scales[token][2 * row]), products[token][row]);
+          for (int row = 0; row < kSharing; ++row) {
+            // A sum of four products is at most 31 * 127 * 4 = 15748 in magnitude and fits 16 bits: two
+            // vectors become one, and one multiplication scales both.
+            const __m512i lower = pack_products(weights[row][0], weights[row][1], values);
+            const __m512i upper = pack_products(weights[row][2], weights[row][3], values + 128);
+            const __m512i sum =
+                _mm512_dpwssd_epi32(_mm512_madd_epi16(lower, lower_scales[row]), upper, upper_scales[row]);
+            __m512& product = products[token][first_row + row];
+            product = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum),
+                                      _mm512_set1_ps(token_scales[token][2 * (first_row + row)]), product);
+          }
         }
       }
     }

@@ -12,7 +12,7 @@ namespace {
 
 struct Q6KType {
   static constexpr ggml_type kWeightType = GGML_TYPE_Q6_K;
-  static constexpr int kStepColumns = 256, kUnitColumns = 256, kStepBytes = 210;
+  static constexpr int kRows = 2, kStepColumns = 256, kUnitColumns = 256, kStepBytes = 210;
   static constexpr int kUpperBits = 128, kBlockScales = 192, kScale = 208;
 
   struct alignas(64) Activations {
@@ -64,26 +64,34 @@ struct Q6KType {
           _mm512_setr_epi32(twice(0), twice(0), twice(4), twice(4), twice(1), twice(1), twice(5), twice(5),
                             twice(2), twice(2), twice(6), twice(6), twice(3), twice(3), twice(7), twice(7));
       const __m512i upper_order = _mm512_add_epi16(lower_order, _mm512_set1_epi16(8));
-      for (int row = 0; row < kRowCount; ++row) {
-        const char* bytes = rows[row] + offset;
-        __m512i weights[4];
-        unpack(bytes, weights);
-        const __m512i scales = _mm512_zextsi256_si512(_mm256_cvtepi8_epi16(load_128(bytes + kBlockScales)));
-        const __m512i lower_scales = _mm512_permutexvar_epi16(lower_order, scales);
-        const __m512i upper_scales = _mm512_permutexvar_epi16(upper_order, scales);
-        const float scale = load_half(bytes + kScale);
+      constexpr int kSharing = kSharingRows<kRowCount>;
+#pragma GCC unroll 4
+      for (int first_row = 0; first_row < kRowCount; first_row += kSharing) {
+        __m512i weights[kSharing][4], scales[kSharing], lower_scales[kSharing], upper_scales[kSharing];
+        float scale[kSharing];
+        for (int row = 0; row < kSharing; ++row) {
+          const char* bytes = rows[first_row + row] + offset;
+          unpack(bytes, weights[row]);
+          scales[row] = _mm512_zextsi256_si512(_mm256_cvtepi8_epi16(load_128(bytes + kBlockScales)));
+          lower_scales[row] = _mm512_permutexvar_epi16(lower_order, scales[row]);
+          upper_scales[row] = _mm512_permutexvar_epi16(upper_order, scales[row]);
+          scale[row] = load_half(bytes + kScale);
+        }
         for (int token = 0; token < kTokens; ++token) {
           const Activations& activations = tokens[token][step];
-          // A sum of four products is at most 63 * 127 * 4 = 32004 in magnitude: it fits 16 bits.
-          const __m512i lower = pack_products(weights[0], weights[1], activations.values);
-          const __m512i upper = pack_products(weights[2], weights[3], activations.values + 128);
           const __m512i offsets = _mm512_zextsi256_si512(load_256(activations.offsets));
-          const __m512i half_offset = _mm512_madd_epi16(scales, offsets);
-          const __m512i lower_sum =
-              _mm512_dpwssd_epi32(_mm512_dpwssd_epi32(half_offset, scales, offsets), lower, lower_scales);
-          const __m512i sum = _mm512_add_epi32(lower_sum, _mm512_madd_epi16(upper, upper_scales));
-          products[token][row] = _mm512_fmadd_ps(
-              _mm512_cvtepi32_ps(sum), _mm512_set1_ps(scale * activations.scale), products[token][row]);
+          for (int row = 0; row < kSharing; ++row) {
+            // A sum of four products is at most 63 * 127 * 4 = 32004 in magnitude: it fits 16 bits.
+            const __m512i lower = pack_products(weights[row][0], weights[row][1], activations.values);
+            const __m512i upper = pack_products(weights[row][2], weights[row][3], activations.values + 128);
+            const __m512i half_offset = _mm512_madd_epi16(scales[row], offsets);
+            const __m512i both_offsets = _mm512_dpwssd_epi32(half_offset, scales[row], offsets);
+            const __m512i sum = _mm512_add_epi32(_mm512_dpwssd_epi32(both_offsets, lower, lower_scales[row]),
+                                                 _mm512_madd_epi16(upper, upper_scales[row]));
+            __m512& product = products[token][first_row + row];
+            product = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_set1_ps(scale[row] * activations.scale),
+                                      product);
+          }
         }
       }
     }

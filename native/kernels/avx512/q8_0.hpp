@@ -8,7 +8,7 @@ namespace {
 
 struct Q80Type {
   static constexpr ggml_type kWeightType = GGML_TYPE_Q8_0;
-  static constexpr int kUnitColumns = 32, kBlockBytes = 34;
+  static constexpr int kRows = 2, kUnitColumns = 32, kBlockBytes = 34;
   static constexpr int kStepColumns = 8 * kUnitColumns, kStepBytes = 8 * kBlockBytes;
 
   struct alignas(64) Activations {
@@ -38,26 +38,32 @@ struct Q80Type {
                                     int64_t step) {
       const __m512i sign_bits = _mm512_set1_epi8(static_cast<char>(0x80));
       const __m512i pair_lanes = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
+      __m512 scales[kTokens][kRowCount];
       for (int row = 0; row < kRowCount; ++row) {
-        const char* bytes = rows[row] + offset;
-        const __m256 row_scales = load_halves<kBlockBytes>(bytes);
-        __m512 scales[kTokens];
+        const __m256 row_scales = load_halves<kBlockBytes>(rows[row] + offset);
         for (int token = 0; token < kTokens; ++token)
-          scales[token] =
+          scales[token][row] =
               _mm512_castps256_ps512(_mm256_mul_ps(row_scales, _mm256_load_ps(tokens[token][step].scales)));
+      }
 #pragma GCC unroll 4
-        for (int pair = 0; pair < 4; ++pair) {
-          const char* block = bytes + 2 * pair * kBlockBytes;
+      for (int pair = 0; pair < 4; ++pair) {
+        const __m512i lanes = _mm512_add_epi32(pair_lanes, _mm512_set1_epi32(2 * pair));
+        __m512i weights[kRowCount];
+        for (int row = 0; row < kRowCount; ++row) {
+          const char* block = rows[row] + offset + 2 * pair * kBlockBytes;
           const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(load_256(block + 2)),
                                                   load_256(block + kBlockBytes + 2), 1);
-          const __m512i weights = _mm512_xor_si512(both, sign_bits);
-          const __m512i lanes = _mm512_add_epi32(pair_lanes, _mm512_set1_epi32(2 * pair));
-          for (int token = 0; token < kTokens; ++token) {
-            const Activations& activations = tokens[token][step];
-            const __m512i sum = _mm512_dpbusd_epi32(load_512(activations.offsets + 16 * pair), weights,
-                                                    load_512(activations.values + 64 * pair));
-            products[token][row] = _mm512_fmadd_ps(
-                _mm512_cvtepi32_ps(sum), _mm512_permutexvar_ps(lanes, scales[token]), products[token][row]);
+          weights[row] = _mm512_xor_si512(both, sign_bits);
+        }
+        for (int token = 0; token < kTokens; ++token) {
+          const Activations& activations = tokens[token][step];
+          const __m512i start = load_512(activations.offsets + 16 * pair);
+          const __m512i values = load_512(activations.values + 64 * pair);
+          for (int row = 0; row < kRowCount; ++row) {
+            const __m512i sum = _mm512_dpbusd_epi32(start, weights[row], values);
+            products[token][row] =
+                _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_permutexvar_ps(lanes, scales[token][row]),
+                                products[token][row]);
           }
         }
       }

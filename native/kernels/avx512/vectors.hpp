@@ -31,6 +31,14 @@ STRATAD_INLINE __m512i repeat_128(const void* address) {
   return _mm512_broadcast_i32x4(load_128(address));
 }
 
+// Four times 16 bytes. Zen 4 loads one vector of 64 bytes a cycle, a broadcast one too, but two smaller ones.
+STRATAD_INLINE __m512i join_128(const void* first, const void* second, const void* third,
+                                const void* fourth) {
+  const __m256i lower = _mm256_inserti128_si256(_mm256_castsi128_si256(load_128(first)), load_128(second), 1);
+  const __m256i upper = _mm256_inserti128_si256(_mm256_castsi128_si256(load_128(third)), load_128(fourth), 1);
+  return _mm512_inserti64x4(_mm512_castsi256_si512(lower), upper, 1);
+}
+
 STRATAD_INLINE uint16_t load_16_bits(const char* address) {
   uint16_t value;
   std::memcpy(&value, address, sizeof value);
@@ -111,9 +119,18 @@ STRATAD_INLINE void copy_padded(const char* from, int64_t count, char* to) {
   }
 }
 
+// Rows that share each load of activations: with several tokens these loads are what bounds the kernels on
+// Zen 4, which loads 64 bytes a cycle.
+template <int kRowCount>
+constexpr int kSharingRows = kRowCount == 1 ? 1 : 2;
+
 // What kernels/walk.hpp calls a format, made from a weight type that is read in steps. `Type` gives
 //   kStepColumns, kStepBytes     a step: so many weights of one row in so many bytes
 //   kUnitColumns                 a row is a multiple of this: a fraction of a step, or all of it
+//   kRows                        rows multiplied together, half of them of each run: 4 where unpacking takes
+//   most
+//                                of the time, 2 where memory does. Zen 4 prefetches better by itself when
+//                                each run is read in order (docs/BENCHMARKS.md).
 //   struct Activations           one step of one token
 //   template <int kRowCount, int kTokens> struct Sums, with
 //     void add(const char* const* rows, int64_t offset, const Activations* const* tokens, int64_t step)
@@ -122,7 +139,6 @@ STRATAD_INLINE void copy_padded(const char* from, int64_t count, char* to) {
 // activations are zero there too, and zero bytes give finite weights in every type.
 template <class Type>
 struct SteppedFormat : Type {
-  static constexpr int kRows = 4;
   using Activations = typename Type::Activations;
 
   template <int kRowCount, int kTokens>
