@@ -4,6 +4,7 @@
 #include "pool/pool.hpp"
 
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <stdexcept>
 #include <system_error>
@@ -126,6 +127,56 @@ void test_phases_pass_data_on(int rounds) {
       }
 }
 
+void test_many_workers_and_slices(int rounds) {
+  for (int workers : {1, 8, 64})
+    for (int slices : {1, 5, 8}) {
+      Pool pool(layout_of(workers, slices), 1000);
+      MirrorJob mirror(203, slices);
+      SliceLocalJob local(slices);
+      for (int round = 0; round < rounds; ++round) {
+        mirror.round = round;
+        pool.run(mirror);
+        CHECK(mirror.is_right());
+        pool.run(local);
+        CHECK(local.is_right());
+      }
+    }
+}
+
+// The first task to begin does not end before all others have: whoever holds it is as good as descheduled,
+// and nothing but its own task may wait for it.
+class StalledJob final : public Job {
+ public:
+  static constexpr uint32_t kTasks = 40;
+  int phase_count() const noexcept override { return 1; }
+  uint32_t task_count(int, int) const noexcept override { return kTasks; }
+  bool joins_slices(int) const noexcept override { return false; }
+  void run(int, int, uint32_t, int) noexcept override {
+    if (is_first_.exchange(false)) {
+      const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+      while (done_.load() < kTasks - 1 && std::chrono::steady_clock::now() < limit) std::this_thread::yield();
+      others_went_on_ = done_.load() == kTasks - 1;
+      return;
+    }
+    done_.fetch_add(1);
+  }
+  bool others_went_on() const { return others_went_on_; }
+
+ private:
+  std::atomic<bool> is_first_{true};
+  std::atomic<uint32_t> done_{0};
+  bool others_went_on_ = false;
+};
+
+void test_a_stalled_worker_delays_its_own_task_only(int rounds) {
+  Pool pool(layout_of(3, 1), 0);
+  for (int round = 0; round < rounds; ++round) {
+    StalledJob job;
+    pool.run(job);
+    CHECK(job.others_went_on());
+  }
+}
+
 void test_batches_never_mix(int rounds) {
   Pool pool(layout_of(6, 2), 0);  // more workers than CPUs here, asleep between batches: late wakers galore
   OnceJob one(2, 1), many(2, 9);
@@ -176,6 +227,8 @@ void test_a_cpu_that_is_not_there_is_an_error() {
 int main(int argc, char** argv) {
   const int rounds = argc > 1 ? std::atoi(argv[1]) : 200;
   test_phases_pass_data_on(rounds);
+  test_many_workers_and_slices(rounds / 10);
+  test_a_stalled_worker_delays_its_own_task_only(rounds / 10);
   test_batches_never_mix(rounds * 10);
   test_two_threads_may_submit(rounds);
   test_layouts_that_do_not_hold_are_refused();
