@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from stratad import _native as native
+from stratad.model import read_model_facts
 from tests.support import gguf_models
 from tests.support.native import all_logits, load_owned, load_placed, load_plain, make_pool
 
@@ -165,6 +166,15 @@ def test_an_output_tied_to_the_embeddings_is_computed_by_the_pool(tmp_path: Path
     assert counts["dense_jobs"] == 5 * (
         1 + len(DECODED)
     )  # Q, K, V and attention output of two layers; the head
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "dense"])
+def test_the_arena_holds_what_the_planner_counts(family: str, tmp_path: Path) -> None:
+    path = gguf_models.write_model(tmp_path / "model.gguf", family)
+    facts = read_model_facts(path)
+    (arena,) = load_owned(path, make_pool(2, 2)).arenas
+    tensors = (*facts.expert_tensors, *facts.dense_tensors)
+    assert arena.size_bytes == sum(-(-tensor.size_bytes // 4096) * 4096 for tensor in tensors)
 
 
 def test_the_modes_of_two_contexts_do_not_mix(tmp_path: Path) -> None:
