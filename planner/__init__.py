@@ -47,7 +47,16 @@ from planner.plan_json import (
     refusal_to_dict,
 )
 from planner.reason import REASON_CODES, Effect, Reason, ReasonCode
-from planner.request import ArenaSpec, MemoryHardware, Objective, PlanRequest, Policy, parse_policy
+from planner.request import (
+    ArenaScope,
+    ArenaSpec,
+    MemoryHardware,
+    Objective,
+    PlanRequest,
+    Policy,
+    parse_policy,
+    parse_scope,
+)
 from planner.topology import (
     Accelerator,
     CgroupLimits,
@@ -77,6 +86,7 @@ if TYPE_CHECKING:
 __all__ = [
     "REASON_CODES",
     "Accelerator",
+    "ArenaScope",
     "ArenaSlice",
     "ArenaSpec",
     "BandwidthCell",
@@ -124,6 +134,7 @@ __all__ = [
     "machine_fingerprint",
     "make_plan",
     "parse_policy",
+    "parse_scope",
     "plan_from_dict",
     "plan_from_json",
     "plan_to_dict",

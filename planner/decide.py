@@ -26,6 +26,7 @@ from planner.rates import machine_rates, measured_constants
 from planner.reason import Effect, Reason
 from planner.request import SMALL_PAGE_BYTES, PlanRequest, Policy
 from planner.rules import needed_bytes, objections, request_refusals
+from planner.scope import with_arena_scope
 from planner.topology import Topology
 from planner.tuned import evidence_for
 from planner.weigh import estimate
@@ -52,7 +53,8 @@ def make_plan(
         PlanRefused: When arena and buffers fit nowhere, or the requested policy is not feasible. Its
             reasons say why.
     """
-    facts = gather_facts(topology, request)
+    facts, scope, scope_reasons = with_arena_scope(gather_facts(topology, request))
+    request = facts.request
     refusals = request_refusals(facts)
     if refusals:
         raise PlanRefused(refusals)
@@ -73,7 +75,8 @@ def make_plan(
     choice = choose(facts, weighed, grounds)
     if choice is None:
         raise PlanRefused(_why_nothing(facts, weighed), tuple(_candidate(item, None) for item in weighed))
-    return _assemble(facts, weighed, choice, grounds)
+    plan = _assemble(facts, weighed, choice, grounds)
+    return replace(plan, arena_scope=scope, reasons=(*plan.reasons, *scope_reasons))
 
 
 def _is_free_to_choose(request: PlanRequest) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from planner.reason import Effect, Reason
-from planner.request import Objective, Policy
+from planner.request import ArenaScope, Objective, Policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +145,7 @@ class Plan:
     fingerprint: str
     confidence: Confidence = Confidence.ESTIMATED
     gpu_staging: tuple[StagingBuffer, ...] = ()
+    arena_scope: ArenaScope = ArenaScope.EXPERTS
 
     def reasons_with(self, effect: Effect) -> tuple[Reason, ...]:
         """Give the reasons of one effect, in the order they were found."""

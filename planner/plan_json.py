@@ -21,7 +21,7 @@ from planner.plan import (
     WorkerLayout,
 )
 from planner.reason import REASON_CODES, Effect, Evidence, Reason
-from planner.request import Objective, Policy
+from planner.request import ArenaScope, Objective, Policy
 
 SCHEMA_VERSION = 1
 
@@ -50,6 +50,7 @@ def plan_to_dict(plan: Plan) -> dict[str, object]:
         "fingerprint": plan.fingerprint,
         "machine_fingerprint": plan.machine_fingerprint,
         "layout": _layout_to_dict(plan.layout),
+        "arena_scope": plan.arena_scope.value,
         "arena_slices": [
             {"slice_index": part.slice_index, "node_ids": list(part.node_ids), "size_bytes": part.size_bytes}
             for part in plan.arena_slices
@@ -170,6 +171,7 @@ def plan_from_dict(document: object) -> Plan:
             StagingBuffer(buffer.text("pci_address"), buffer.optional("node_id", buffer.integer))
             for buffer in reader.children("gpu_staging")
         ),
+        arena_scope=reader.word("arena_scope", ArenaScope),
     )
     _check_layout(plan.layout)
     return plan

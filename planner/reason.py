@@ -66,7 +66,7 @@ REASON_CODES: Mapping[str, ReasonCode] = {
         "Set the CPU share if experts do run on the CPU.",
     ),
     "applied-plan-differs": ReasonCode(
-        "the configuration asks for another policy than the applied plan has",
+        "the configuration asks for another policy or arena scope than the applied plan has",
         "Run `sudo stratactl apply` again.",
     ),
     "arena-exceeds-cgroup-limit": ReasonCode(
@@ -81,10 +81,18 @@ REASON_CODES: Mapping[str, ReasonCode] = {
         "the arena does not fit the nodes of this candidate with headroom",
         "Free memory there, or keep fewer experts in host memory.",
     ),
+    "arena-holds-experts": ReasonCode(
+        "a GPU is there, so only the experts lie in the arena",
+        "Set arena.scope = 'weights' when the GPU is not for this model.",
+    ),
+    "arena-holds-weights": ReasonCode(
+        "no GPU takes part, so attention, router and output weights lie in the arena with the experts"
+    ),
     "arena-not-locked": ReasonCode(
         "the arena cannot be locked in memory, so the kernel may swap it out",
         "Raise LimitMEMLOCK= of the service, or turn swap off.",
     ),
+    "arena-scope-requested": ReasonCode("the operator said what the arena holds (arena.scope)"),
     "bench-ignored": ReasonCode(
         "a recorded benchmark is of another machine or shape and was not used",
         "Run `stratactl bench` again on this machine.",

@@ -23,15 +23,24 @@ class Objective(StrEnum):
     BALANCED = "balanced"
 
 
+class ArenaScope(StrEnum):
+    """What the arena holds: the matrices of experts, or every large weight matrix that a token reads."""
+
+    EXPERTS = "experts"
+    WEIGHTS = "weights"
+
+
 SMALL_PAGE_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class ArenaSpec:
-    """The expert weights that stay in host memory. `size_bytes` 0 means the model has no experts there.
+    """The weights that the arena holds in host memory: the experts, or with them the other large matrices.
+
+    `size_bytes` 0 means there are none.
 
     `bytes_per_token` is what one decoded token reads of them (experts used over experts); None when unknown.
-    `layer_bytes` holds the expert bytes of each layer that has experts, or () when not known per layer.
+    `layer_bytes` holds the bytes of each layer that has any, or () when not known per layer.
     `expert_matrix_bytes` is the smallest matrix of one expert (gate, up or down), which a slice border cuts.
     """
 
@@ -42,7 +51,7 @@ class ArenaSpec:
 
     @property
     def layer_count(self) -> int | None:
-        """Layers with experts, or None when sizes per layer are not known."""
+        """Layers with weights in the arena, or None when sizes per layer are not known."""
         return len(self.layer_bytes) or None
 
 
@@ -64,6 +73,8 @@ class PlanRequest:
 
     Args:
         arena: The expert weights in host memory.
+        weights: All large weights as an arena, experts included; None when only experts may be placed.
+        requested_scope: Which of the two the operator wants, or None for the planner's choice.
         other_host_bytes: KV cache, prompt cache, dense weights and every other large host buffer.
         requested_policy: The operator's policy, or None for the planner's choice.
         objective: What to favour.
@@ -84,6 +95,8 @@ class PlanRequest:
     """
 
     arena: ArenaSpec = field(default_factory=lambda: ArenaSpec(0))
+    weights: ArenaSpec | None = None
+    requested_scope: ArenaScope | None = None
     other_host_bytes: int = 0
     requested_policy: Policy | None = None
     objective: Objective = Objective.DECODE
@@ -110,6 +123,15 @@ class PlanRequest:
             raise ValueError("page_bytes is a power of two of 4096 or more")
         if self.tokens_per_step <= 0:
             raise ValueError("tokens_per_step is above 0")
+
+
+def parse_scope(text: str) -> ArenaScope | None:
+    """Give the scope of a setting's text; "auto" is None.
+
+    Raises:
+        ValueError: For any other word.
+    """
+    return None if text == "auto" else ArenaScope(text)
 
 
 def parse_policy(text: str) -> Policy | None:

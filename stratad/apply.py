@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from planner import MemoryMode, Plan, ProcessMemory, WorkerLayout, unpinned_layout
+from planner import ArenaScope, MemoryMode, Plan, ProcessMemory, WorkerLayout, unpinned_layout
 from planner.sysfs import Tree
 from stratad import _native
 from stratad.config import Configuration, KernelChoice
@@ -21,6 +21,10 @@ _POLICY_MODES = {
     MemoryMode.DEFAULT: _native.PolicyMode.DEFAULT,
     MemoryMode.PREFERRED: _native.PolicyMode.PREFERRED,
     MemoryMode.INTERLEAVE: _native.PolicyMode.INTERLEAVE,
+}
+_SCOPES = {
+    ArenaScope.EXPERTS: _native.ArenaScope.EXPERTS,
+    ArenaScope.WEIGHTS: _native.ArenaScope.WEIGHTS,
 }
 
 
@@ -150,6 +154,7 @@ def _load(
             [str(path) for path in model.paths],
             pool,
             place=place,
+            scope=_SCOPES[plan.arena_scope],
             release_page_cache=plan.release_page_cache,
             progress=progress,
         )
@@ -164,10 +169,11 @@ def _load(
             "or fetch the file again",
         ) from error
     except OSError as error:
+        arena_bytes = sum(part.size_bytes for part in plan.arena_slices)
         raise EngineError(
-            tried=f"placing and filling an arena of {model.expert_bytes} bytes",
+            tried=f"placing and filling an arena of {arena_bytes} bytes",
             because=str(error.strerror or error),
-            values={"expert_bytes": model.expert_bytes},
+            values={"arena_bytes": arena_bytes},
             remedy="free memory on the plan's nodes, or serve a smaller quantisation",
         ) from error
 

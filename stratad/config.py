@@ -32,6 +32,7 @@ _MISSING = ("missing", "missing_argument")
 PolicyChoice = Literal["auto", "off", "single-socket", "split", "interleave"]
 Objective = Literal["decode", "prompt", "balanced"]
 KernelChoice = Literal["auto", "avx512", "avx2", "ggml"]
+Scope = Literal["auto", "experts", "weights"]
 PlacementFallback = Literal["fail", "interleave", "single-socket", "degraded"]
 
 
@@ -103,6 +104,21 @@ class PlacementSection:
     test_slices: Annotated[
         int | None, Field(ge=1, le=64, description="Test mode: this many slices without placing anything.")
     ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaSection:
+    """`[arena]`: what lies in placed memory and is computed by the pool."""
+
+    __pydantic_config__ = _STRICT
+
+    scope: Annotated[
+        Scope,
+        Field(
+            description="experts, or weights: attention, router and output head as well; "
+            "auto takes weights when no GPU is in use."
+        ),
+    ] = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +195,7 @@ class Configuration:
 
     model: ModelSection
     placement: PlacementSection = field(default_factory=PlacementSection)
+    arena: ArenaSection = field(default_factory=ArenaSection)
     server: ServerSection = field(default_factory=ServerSection)
     systemd: SystemdSection = field(default_factory=SystemdSection)
     metrics: MetricsSection = field(default_factory=MetricsSection)

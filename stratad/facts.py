@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from planner import (
+    ArenaScope,
     ArenaSpec,
     Objective,
     PlanRefused,
@@ -16,6 +17,7 @@ from planner import (
     Topology,
     TopologyUnreadable,
     parse_policy,
+    parse_scope,
     read_topology,
     with_gpu_affinity,
 )
@@ -45,6 +47,7 @@ class PlanOptions:
     """
 
     policy: Policy | None = None
+    arena_scope: ArenaScope | None = None
     objective: Objective = Objective.DECODE
     worker_count: int | None = None
     cpu_share: float = 1.0
@@ -66,6 +69,7 @@ def configured_options(
     placement = configuration.placement
     return PlanOptions(
         policy=parse_policy(placement.policy),
+        arena_scope=parse_scope(configuration.arena.scope),
         objective=Objective(placement.objective),
         worker_count=placement.workers,
         context_tokens=min(configuration.model.context_tokens, model.context_length or 2**31),
@@ -161,6 +165,8 @@ def plan_request(model: ModelFacts | None, options: PlanOptions) -> PlanRequest:
     """Give the planner's request for a model, or for `options.arena_bytes` alone."""
     request = PlanRequest(
         arena=_arena(model, options),
+        weights=_weights(model, options),
+        requested_scope=options.arena_scope,
         other_host_bytes=options.extra_host_bytes + _model_host_bytes(model, options),
         requested_policy=options.policy,
         objective=options.objective,
@@ -203,6 +209,21 @@ def _arena(model: ModelFacts | None, options: PlanOptions) -> ArenaSpec:
         size_bytes=held_bytes,
         bytes_per_token=None if per_token is None else per_token * held_bytes // max(1, model.expert_bytes),
         layer_bytes=held,
+        expert_matrix_bytes=model.smallest_expert_bytes,
+    )
+
+
+def _weights(model: ModelFacts | None, options: PlanOptions) -> ArenaSpec | None:
+    """Give all large weights as an arena; None where some of them are said to lie elsewhere."""
+    if model is None or options.dense_on_gpu or options.gpu_expert_layers or options.arena_bytes is not None:
+        return None
+    dense_bytes = model.weight_bytes - model.expert_bytes
+    # Without experts, or where their use is not stated, nothing is skipped.
+    per_token = model.expert_bytes_per_token if model.expert_bytes else 0
+    return ArenaSpec(
+        size_bytes=model.weight_bytes,
+        bytes_per_token=None if per_token is None else per_token + dense_bytes,
+        layer_bytes=model.layer_weight_bytes,
         expert_matrix_bytes=model.smallest_expert_bytes,
     )
 

@@ -5,6 +5,7 @@ loading.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,11 @@ from stratad.gguf_header import GgufHeader, MetadataValue, TensorEntry, read_ggu
 # The tensors the arena holds: one for each layer and projection, all experts in one. Biases and shared
 # experts stay dense.
 EXPERT_TENSOR_NAME = re.compile(r"blk\.(\d{1,5})\.ffn_(?:gate|up|down|gate_up)_exps\.weight")
+# What it holds besides with arena.scope = "weights": the same pattern as in native/engine/model.cpp.
+DENSE_TENSOR_NAME = re.compile(
+    r"(?:output|blk\.(\d{1,5})\.(?:attn_(?:q|k|v|qkv|gate|output|q_a|q_b|kv_a_mqa|kv_b|k_b|v_b)|ssm_(?:in|out)"
+    r"|ffn_gate_inp|ffn_(?:up|gate|down|gate_up)(?:_shexp|_chexps)?))\.weight"
+)
 SPLIT_FILE_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 # The engine's default KV cache type is F16.
 KV_ELEMENT_BYTES = 2
@@ -31,11 +37,20 @@ class ExpertTensor:
 
 
 @dataclass(frozen=True, slots=True)
+class DenseTensor:
+    """One large matrix that every token reads; the output head belongs to no layer."""
+
+    name: str
+    layer: int | None
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModelFacts:
     """What the headers of a model's files say. Counts that the file does not state are None.
 
     `kv_bytes_per_token` is an estimate for the F16 cache, all layers. `expert_tensors` is sorted by layer and
-    name.
+    name. `dense_tensors` are those that may lie in the arena beside the experts.
     """
 
     paths: tuple[Path, ...]
@@ -49,6 +64,7 @@ class ModelFacts:
     file_bytes: int
     tensor_bytes_total: int
     expert_tensors: tuple[ExpertTensor, ...]
+    dense_tensors: tuple[DenseTensor, ...]
     kv_bytes_per_token: int | None
     has_chat_template: bool
 
@@ -61,6 +77,11 @@ class ModelFacts:
     def dense_bytes(self) -> int:
         """Bytes of every other tensor."""
         return self.tensor_bytes_total - self.expert_bytes
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all tensors that may lie in the arena: experts and the other large matrices."""
+        return self.expert_bytes + sum(tensor.size_bytes for tensor in self.dense_tensors)
 
     @property
     def expert_bytes_per_token(self) -> int | None:
@@ -82,10 +103,20 @@ class ModelFacts:
     @property
     def layer_expert_bytes(self) -> tuple[int, ...]:
         """Expert bytes of each layer that has experts, in layer order."""
-        sizes: dict[int, int] = {}
-        for tensor in self.expert_tensors:
+        return _bytes_by_layer(self.expert_tensors)
+
+    @property
+    def layer_weight_bytes(self) -> tuple[int, ...]:
+        """Bytes of each layer's tensors that may lie in the arena, in layer order."""
+        return _bytes_by_layer((*self.expert_tensors, *self.dense_tensors))
+
+
+def _bytes_by_layer(tensors: Iterable[ExpertTensor | DenseTensor]) -> tuple[int, ...]:
+    sizes: dict[int, int] = {}
+    for tensor in tensors:
+        if tensor.layer is not None:
             sizes[tensor.layer] = sizes.get(tensor.layer, 0) + tensor.size_bytes
-        return tuple(sizes[layer] for layer in sorted(sizes))
+    return tuple(sizes[layer] for layer in sorted(sizes))
 
 
 def read_model_facts(path: Path) -> ModelFacts:
@@ -111,6 +142,7 @@ def read_model_facts(path: Path) -> ModelFacts:
         file_bytes=sum(header.file_bytes for header in headers),
         tensor_bytes_total=sum(tensor.size_bytes for tensor in tensors),
         expert_tensors=_expert_tensors(tensors),
+        dense_tensors=_dense_tensors(tensors),
         kv_bytes_per_token=_kv_bytes_per_token(first, architecture),
         has_chat_template="tokenizer.chat_template" in first.metadata,
     )
@@ -135,6 +167,16 @@ def _expert_tensors(tensors: tuple[TensorEntry, ...]) -> tuple[ExpertTensor, ...
                 ExpertTensor(tensor.name, int(match[1]), tensor.shape, tensor.type_name, tensor.size_bytes)
             )
     return tuple(sorted(found, key=lambda expert: (expert.layer, expert.name)))
+
+
+def _dense_tensors(tensors: tuple[TensorEntry, ...]) -> tuple[DenseTensor, ...]:
+    found = []
+    for tensor in tensors:
+        match = DENSE_TENSOR_NAME.fullmatch(tensor.name)
+        if match:
+            layer = None if match[1] is None else int(match[1])
+            found.append(DenseTensor(tensor.name, layer, tensor.size_bytes))
+    return tuple(sorted(found, key=lambda tensor: tensor.name))
 
 
 def _kv_bytes_per_token(header: GgufHeader, architecture: str) -> int | None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from planner import Confidence, Effect, MemoryMode, Objective, Policy
+from planner import ArenaScope, Confidence, Effect, MemoryMode, Objective, Policy
 from planner.plan_json import SCHEMA_VERSION
 
 Count = Annotated[int, Field(ge=0)]
@@ -111,6 +111,7 @@ class PlanDocument(_Strict):
     fingerprint: str
     machine_fingerprint: str
     layout: LayoutDocument
+    arena_scope: ArenaScope = Field(description="What the arena holds: experts, or all large weights.")
     arena_slices: list[ArenaSliceDocument]
     process_memory: ProcessMemoryDocument
     memory_nodes: NodeIds

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from planner import Effect, Plan, PlanRefused, Reason, Topology, make_plan, parse_policy
+from planner import Effect, Plan, PlanRefused, Reason, Topology, make_plan, parse_policy, parse_scope
 from planner.explain import log_lines, reason_log_line
 from planner.sysfs import Tree
 from stratad import journal
@@ -68,15 +68,19 @@ def _placement_refused(failures: Sequence[str]) -> Reason:
 
 
 def _configuration_differences(plan: Plan, configuration: Configuration) -> tuple[Reason, ...]:
-    asked = parse_policy(configuration.placement.policy)
-    if asked is None or asked is plan.policy:
-        return ()
-    message = (
-        f"the applied plan is {plan.policy}, the configuration asks for {asked}: the applied plan counts"
-    )
-    evidence = {"plan_policy": plan.policy.value, "asked_policy": asked.value}
-    return (
-        Reason("applied-plan-differs", Effect.WARNS, message, evidence, "run `sudo stratactl apply` again"),
+    asked = parse_policy(configuration.placement.policy), parse_scope(configuration.arena.scope)
+    return tuple(
+        Reason(
+            "applied-plan-differs",
+            Effect.WARNS,
+            f"the applied plan has {what} {planned}, the configuration asks for {wanted}: the applied plan counts",
+            {f"plan_{what}": planned.value, f"asked_{what}": wanted.value},
+            "run `sudo stratactl apply` again",
+        )
+        for what, planned, wanted in zip(
+            ("policy", "arena scope"), (plan.policy, plan.arena_scope), asked, strict=True
+        )
+        if wanted is not None and wanted is not planned
     )
 
 

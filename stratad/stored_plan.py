@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from planner import (
+    ArenaScope,
     Effect,
     MemoryMode,
     Plan,
@@ -64,11 +65,12 @@ def _require_same(plan: Plan, topology: Topology, model: ModelFacts) -> None:
             remedy=_APPLY_AGAIN,
         )
     planned_bytes = sum(part.size_bytes for part in plan.arena_slices)
-    if planned_bytes != model.expert_bytes:
+    model_bytes = model.weight_bytes if plan.arena_scope is ArenaScope.WEIGHTS else model.expert_bytes
+    if planned_bytes != model_bytes:
         raise ConfigurationError(
             tried=f"carrying out the applied plan {plan.fingerprint}",
             because="it was made for another model",
-            values={"plan_expert_bytes": planned_bytes, "model_expert_bytes": model.expert_bytes},
+            values={"plan_arena_bytes": planned_bytes, "model_arena_bytes": model_bytes},
             remedy=_APPLY_AGAIN,
         )
 

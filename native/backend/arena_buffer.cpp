@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "backend/expert_device.hpp"
+#include "backend/device.hpp"
 #include "backend/weight_product.hpp"
 #include "ggml-backend-impl.h"
 
@@ -148,7 +148,7 @@ std::vector<std::shared_ptr<Arena>> LoadSession::arenas() const {
 
 ggml_backend_buffer_type_t arena_buffer_type() {
   static ggml_backend_buffer_type type = {
-      {get_name, alloc_buffer, get_alignment, nullptr, nullptr, is_host}, expert_device(), nullptr};
+      {get_name, alloc_buffer, get_alignment, nullptr, nullptr, is_host}, pool_device(), nullptr};
   return &type;
 }
 

@@ -11,27 +11,8 @@ extern "C" void ggml_vec_swiglu_f32(const int n, float* y, const float* x, const
 namespace stratad {
 namespace {
 
-// Enough tasks that workers end together, as few as that allows.
-constexpr int64_t kTasksPerWorker = 8;
 // The longest run of gate and up rows: their results live on the worker's stack.
 constexpr int64_t kLongestHiddenRun = 1024;
-
-// `repetitions`: how many matrices are cut alike.
-RowTasks tasks_of(int64_t rows, size_t row_bytes, const Pool& pool, int slice, int64_t repetitions,
-                  int64_t longest_run) {
-  RowTasks tasks;
-  tasks.rows = cut_rows(rows, row_bytes, pool.layout().slices, slice);
-  const int64_t wanted = tasks.rows.count() * repetitions / (kTasksPerWorker * pool.workers_of(slice));
-  const int64_t longest =
-      std::max(kRowUnit, std::min(longest_run, (tasks.rows.count() + kRowUnit - 1) / kRowUnit * kRowUnit));
-  tasks.rows_per_task = std::clamp(wanted / kRowUnit * kRowUnit, kRowUnit, longest);
-  return tasks;
-}
-
-// Tasks [0, total) dealt out to slices: how many fall on `slice`.
-uint32_t dealt(int total, int slice, int slice_count) noexcept {
-  return static_cast<uint32_t>((total - slice + slice_count - 1) / slice_count);
-}
 
 // Calls `body` with the slots, kKernelTokens at a time.
 template <class Body>
@@ -49,11 +30,6 @@ float swiglu_oai(float gate, float up, float alpha, float limit) noexcept {
 }
 
 }  // namespace
-
-RowRange RowTasks::task(uint32_t index) const noexcept {
-  const int64_t begin = rows.begin + static_cast<int64_t>(index) * rows_per_task;
-  return {begin, std::min(rows.end, begin + rows_per_task)};
-}
 
 // ---------------------------------------------------------------- ChainJob
 

@@ -13,20 +13,11 @@
 #include "arena/row_cut.hpp"
 #include "backend/expert_chain.hpp"
 #include "backend/routing.hpp"
+#include "backend/row_tasks.hpp"
 #include "backend/scratch.hpp"
 #include "pool/pool.hpp"
 
 namespace stratad {
-
-// Rows of one matrix in one slice, cut into tasks of `rows_per_task`.
-struct RowTasks {
-  RowRange rows;
-  int64_t rows_per_task = kRowUnit;
-  uint32_t count() const noexcept {
-    return static_cast<uint32_t>((rows.count() + rows_per_task - 1) / rows_per_task);
-  }
-  RowRange task(uint32_t index) const noexcept;
-};
 
 // gate, up, activation, down, router weights, sum. Phases: quantise the input (several tokens only), gate and
 // up with the activation, quantise the hidden rows (each slice for itself, so that no slice waits twice for

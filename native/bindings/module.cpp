@@ -10,7 +10,7 @@
 #include "arena/arena.hpp"
 #include "arena/read_rate.hpp"
 #include "arena/row_cut.hpp"
-#include "backend/expert_device.hpp"
+#include "backend/device.hpp"
 #include "engine/context.hpp"
 #include "engine/model.hpp"
 #include "engine/sampler.hpp"
@@ -190,7 +190,14 @@ void bind_device(py::module_& module) {
   py::class_<DeviceCounters>(module, "DeviceCounters")
       .def_readonly("fused_chains", &DeviceCounters::fused_chains)
       .def_readonly("fallback_operations", &DeviceCounters::fallback_operations)
-      .def_readonly("expert_bytes", &DeviceCounters::expert_bytes);
+      .def_readonly("expert_bytes", &DeviceCounters::expert_bytes)
+      .def_readonly("graphs", &DeviceCounters::graphs)
+      .def_readonly("dense_jobs", &DeviceCounters::dense_jobs)
+      .def_readonly("lane_products", &DeviceCounters::lane_products)
+      .def_readonly("attentions", &DeviceCounters::attentions)
+      .def_readonly("stretches", &DeviceCounters::stretches)
+      .def_readonly("whole_graphs", &DeviceCounters::whole_graphs)
+      .def_readonly("dense_bytes", &DeviceCounters::dense_bytes);
   module.def("attach_pool", &attach_pool, py::arg("pool"), ReleaseGil());
   module.def(
       "set_device_options",
@@ -204,19 +211,22 @@ void bind_device(py::module_& module) {
 }
 
 void bind_model(py::module_& module) {
+  py::enum_<ArenaScope>(module, "ArenaScope")
+      .value("EXPERTS", ArenaScope::kExperts)
+      .value("WEIGHTS", ArenaScope::kWeights);
   py::class_<Model, std::shared_ptr<Model>>(module, "Model")
       .def_static(
           "load",
           [](const std::vector<std::string>& paths, std::shared_ptr<Pool> pool, const PlaceOptions& place,
-             bool use_arena, bool release_page_cache, const py::object& progress) {
+             bool use_arena, ArenaScope scope, bool release_page_cache, const py::object& progress) {
             const Progress native_progress = progress_of(progress);
             const py::gil_scoped_release release;
-            return Model::load({paths, use_arena, release_page_cache, place}, std::move(pool),
+            return Model::load({paths, use_arena, scope, release_page_cache, place}, std::move(pool),
                                native_progress);
           },
           py::arg("paths"), py::arg("pool") = nullptr, py::kw_only(), py::arg("place") = PlaceOptions{},
-          py::arg("use_arena") = true, py::arg("release_page_cache") = false,
-          py::arg("progress") = py::none())
+          py::arg("use_arena") = true, py::arg("scope") = ArenaScope::kExperts,
+          py::arg("release_page_cache") = false, py::arg("progress") = py::none())
       .def_property_readonly("arenas", &Model::arenas)
       .def("tokenize", &Model::tokenize, py::arg("text"), py::kw_only(), py::arg("add_special"),
            py::arg("parse_special"), ReleaseGil())

@@ -51,14 +51,16 @@ Context::Context(std::shared_ptr<Model> model, const ContextOptions& options) : 
   parameters.no_perf = true;
   parameters.abort_callback = is_aborted;
   parameters.abort_callback_data = &abort_;
+  threadpool_ = start_threadpool(options);
   take_llama_log();
-  context_ = llama_init_from_model(model_->get(), parameters);
-  if (context_ == nullptr) throw std::runtime_error("llama.cpp cannot make a context: " + take_llama_log());
-  try {
-    threadpool_ = start_threadpool(options);
-  } catch (...) {
-    llama_free(context_);
-    throw;
+  {
+    const BackendSettings settings{model_->mode(), threadpool_, is_aborted, &abort_};
+    const ScopedBackendSettings scope(settings);
+    context_ = llama_init_from_model(model_->get(), parameters);
+  }
+  if (context_ == nullptr) {
+    ggml_threadpool_free(threadpool_);
+    throw std::runtime_error("llama.cpp cannot make a context: " + take_llama_log());
   }
   batch_tokens_ = llama_n_batch(context_);  // llama.cpp caps it at the context, and aborts on larger batches
   llama_attach_threadpool(context_, threadpool_, threadpool_);

@@ -4,7 +4,7 @@
 #include <mutex>
 
 #include "backend/arena_buffer.hpp"
-#include "backend/expert_device.hpp"
+#include "backend/device.hpp"
 #include "engine/log.hpp"
 #include "engine/model_files.hpp"
 
@@ -14,11 +14,20 @@ namespace {
 // Only the weights: biases are added by the chain from ordinary memory (they are small and read in order).
 constexpr const char* kExpertTensors = "ffn_(up|gate|down|gate_up)_exps\\.weight";
 
+// The matrices that every token reads: attention with its latent forms, router, dense and shared
+// feed-forward, the projections of recurrent layers, the output head. Not the token embeddings, of which a
+// token reads one row (a model that ties its output to them is computed from ordinary memory), and no
+// vectors. stratad/model.py counts the same tensors (WEIGHT_TENSOR_NAME).
+constexpr const char* kWeightTensors =
+    "^(output|blk\\.[0-9]+\\.("
+    "attn_(q|k|v|qkv|gate|output|q_a|q_b|kv_a_mqa|kv_b|k_b|v_b)|ssm_(in|out)|"
+    "ffn_gate_inp|ffn_(up|gate|down|gate_up)(_exps|_shexp|_chexps)?))\\.weight$";
+
 void initialise_llama() {
   static std::once_flag once;
   std::call_once(once, [] {
     capture_llama_log();
-    register_expert_device();
+    register_pool_device();
     llama_backend_init();
   });
 }
@@ -74,14 +83,17 @@ std::shared_ptr<Model> Model::load(const ModelOptions& options, std::shared_ptr<
   ModelFiles files(options.paths, options.release_page_cache);
   llama_model_params parameters = common_parameters();
   if (!options.use_arena)
-    return std::shared_ptr<Model>(new Model(load_llama_model(options, parameters, progress), {}));
+    return std::shared_ptr<Model>(
+        new Model(load_llama_model(options, parameters, progress), DeviceMode::kStructural));
 
   attach_pool(pool);
   LoadSession session(std::move(pool), options.place, progress);
-  const llama_model_tensor_buft_override overrides[] = {{kExpertTensors, arena_buffer_type()},
-                                                        {nullptr, nullptr}};
+  const bool has_all = options.scope == ArenaScope::kWeights;
+  const llama_model_tensor_buft_override overrides[] = {
+      {has_all ? kWeightTensors : kExpertTensors, arena_buffer_type()}, {nullptr, nullptr}};
   parameters.tensor_buft_overrides = overrides;
-  std::shared_ptr<Model> model(new Model(load_llama_model(options, parameters, progress), {}));
+  std::shared_ptr<Model> model(new Model(load_llama_model(options, parameters, progress),
+                                         has_all ? DeviceMode::kOwn : DeviceMode::kStructural));
   session.place();
   session.fill([&](Arena& arena, std::byte* destination, size_t size, const std::string& name) {
     files.fill(arena, destination, size, name);

@@ -1,4 +1,4 @@
-// A loaded model: libllama's weights and vocabulary, its experts in the arena.
+// A loaded model: libllama's weights and vocabulary, its experts (or all its large weights) in the arena.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "arena/arena.hpp"
+#include "backend/device.hpp"
 #include "llama.h"
 #include "pool/pool.hpp"
 
@@ -19,16 +20,21 @@ struct ModelLoadError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// What the arena holds: the matrices of experts, or every large weight matrix that a token reads.
+enum class ArenaScope { kExperts, kWeights };
+
 struct ModelOptions {
-  std::vector<std::string> paths;   // all parts of a split model, in order
-  bool use_arena = true;            // false: llama.cpp's own buffers and loader, for comparison
+  std::vector<std::string> paths;  // all parts of a split model, in order
+  bool use_arena = true;           // false: llama.cpp's own buffers and loader, for comparison
+  // With kWeights, contexts of the model are computed in own mode (backend/own_backend.hpp).
+  ArenaScope scope = ArenaScope::kExperts;
   bool release_page_cache = false;  // drop the file's cached pages before and while loading
   PlaceOptions place;
 };
 
 class Model {
  public:
-  // Experts go to the arena and are computed by `pool`, which becomes the device's pool. Throws
+  // What `scope` names goes to the arena and is computed by `pool`, which becomes the device's pool. Throws
   // ModelLoadError, LoadCancelled, std::system_error or std::invalid_argument; nothing stays allocated after
   // a throw.
   static std::shared_ptr<Model> load(const ModelOptions& options, std::shared_ptr<Pool> pool,
@@ -40,6 +46,8 @@ class Model {
   llama_model* get() const noexcept { return model_; }
   const llama_vocab* vocabulary() const noexcept { return llama_model_get_vocab(model_); }
   const std::vector<std::shared_ptr<Arena>>& arenas() const noexcept { return arenas_; }
+  // How the pool's device computes contexts of this model.
+  DeviceMode mode() const noexcept { return mode_; }
 
   std::vector<llama_token> tokenize(const std::string& text, bool add_special, bool parse_special) const;
   std::string token_bytes(llama_token token) const;  // may hold part of a UTF-8 sequence
@@ -47,10 +55,10 @@ class Model {
   std::optional<std::string> metadata(const std::string& key) const;
 
  private:
-  Model(llama_model* model, std::vector<std::shared_ptr<Arena>> arenas)
-      : model_(model), arenas_(std::move(arenas)) {}
+  Model(llama_model* model, DeviceMode mode) : model_(model), mode_(mode) {}
 
   llama_model* model_;
+  DeviceMode mode_;
   std::vector<std::shared_ptr<Arena>> arenas_;
 };
 

@@ -19,6 +19,7 @@ from planner import (
     explain_plan,
     make_plan,
     parse_policy,
+    parse_scope,
     plan_to_dict,
     refusal_to_dict,
 )
@@ -230,6 +231,7 @@ def _configured(wishes: Wishes, options: PlanOptions, path: Path) -> tuple[PlanO
     placement = configuration.placement
     filled = replace(
         options,
+        arena_scope=parse_scope(configuration.arena.scope),
         policy=options.policy if wishes.policy is not None else parse_policy(placement.policy),
         objective=options.objective if wishes.objective is not None else Objective(placement.objective),
         worker_count=wishes.workers if wishes.workers is not None else placement.workers,
@@ -240,12 +242,15 @@ def _configured(wishes: Wishes, options: PlanOptions, path: Path) -> tuple[PlanO
 
 
 def _text(topology: Topology, facts: ModelFacts | None, request: PlanRequest, decided: Plan) -> str:
-    return explain_machine(topology) + _request_line(facts, request) + explain_plan(decided)
+    return explain_machine(topology) + _request_line(facts, request, decided) + explain_plan(decided)
 
 
-def _request_line(facts: ModelFacts | None, request: PlanRequest) -> str:
-    arena = f"{format_bytes(request.arena.size_bytes)} of experts in host memory"
-    other = f", {format_bytes(request.other_host_bytes)} of other buffers" if request.other_host_bytes else ""
+def _request_line(facts: ModelFacts | None, request: PlanRequest, decided: Plan) -> str:
+    arena_bytes = sum(part.size_bytes for part in decided.arena_slices)
+    # What the arena's scope adds to the experts is no other buffer any more.
+    other_bytes = request.arena.size_bytes + request.other_host_bytes - arena_bytes
+    arena = f"{format_bytes(arena_bytes)} of {decided.arena_scope} in host memory"
+    other = f", {format_bytes(other_bytes)} of other buffers" if other_bytes else ""
     if facts is None:
         return f"arena     {arena}{other}\n"
     experts = f", {facts.experts_used} of {facts.expert_count} experts" if facts.expert_count else ""

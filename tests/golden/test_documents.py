@@ -135,6 +135,8 @@ def test_the_document_says_what_the_code_does(
 def test_every_constant_has_a_note_and_every_reason_that_stops_or_warns_has_a_way_out() -> None:
     assert set(CONSTANT_NOTES) == {field.name for field in dataclasses.fields(CostConstants)}
     informs = {
+        "arena-holds-weights",
+        "arena-scope-requested",
         "gpu-node-preferred",
         "most-local-feasible",
         "no-experts",

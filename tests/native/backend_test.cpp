@@ -3,7 +3,7 @@
 #include <cstring>
 #include <vector>
 
-#include "backend/expert_device.hpp"
+#include "backend/device.hpp"
 #include "check.hpp"
 #include "engine/context.hpp"
 #include "engine/model.hpp"

@@ -212,12 +212,13 @@ def test_an_arena_larger_than_the_memory_is_refused_with_the_numbers(tmp_path: P
         assert daemon.messages == []
 
 
-def test_a_dense_model_is_served_and_the_plan_says_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("scope", "code"), [("experts", "no-experts"), ("weights", "arena-scope-requested")])
+def test_a_dense_model_is_served_and_the_plan_says_so(scope: str, code: str, tmp_path: Path) -> None:
     dense = write_model(tmp_path / "dense.gguf", "dense", vocabulary="bytes")
-    with started(tmp_path / "run", dense) as daemon:
+    with started(tmp_path / "run", dense, settings=f'[arena]\nscope = "{scope}"\n') as daemon:
         daemon.wait_for("READY=1")
         assert _complete(daemon, max_tokens=2).status_code == 200
-        assert "no-experts" in daemon.log
+        assert code in daemon.log
         assert _stratactl("verify", "--url", daemon.endpoint).returncode == 0
         assert daemon.terminate() == 0
 

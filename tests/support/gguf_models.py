@@ -38,6 +38,7 @@ class ModelShape:
     head: int = 64
     vocabulary: int = 320
     context_tokens: int = 2048
+    has_tied_output: bool = False  # the output head is the token embeddings
 
 
 @cache
@@ -74,15 +75,24 @@ def quantise(values: np.ndarray, type_name: str) -> np.ndarray:
 
 
 class _Builder:
-    def __init__(self, path: Path, family: str, expert_type: str, shape: ModelShape, seed: int) -> None:
+    def __init__(
+        self, path: Path, family: str, expert_type: str, dense_type: str, shape: ModelShape, *, seed: int
+    ) -> None:
         self.shape = shape
         self.expert_type = expert_type
+        self.dense_type = dense_type
         self.family = family
         self.random = np.random.default_rng(seed)
         self.writer = GGUFWriter(path, _GGUF_ARCHITECTURE.get(family, family))
 
-    def matrix(self, name: str, *dimensions: int, type_name: str = "Q8_0", scale: float = 1.0) -> None:
-        """Adds a weight with `dimensions` in numpy order (rows before columns)."""
+    def matrix(self, name: str, *dimensions: int, type_name: str | None = None, scale: float = 1.0) -> None:
+        """Adds a weight with `dimensions` in numpy order (rows before columns).
+
+        Without `type_name` in the model's dense type, or in Q8_0 where that does not divide its rows.
+        """
+        if type_name is None:
+            block_elements, _ = GGML_QUANT_SIZES[GGMLQuantizationType[self.dense_type]]
+            type_name = "Q8_0" if dimensions[-1] % block_elements else self.dense_type
         values = self.random.standard_normal(dimensions, dtype=np.float32) * np.float32(
             scale / np.sqrt(dimensions[-1])
         )
@@ -160,10 +170,17 @@ class _Builder:
 
     def embeddings(self) -> None:
         shape = self.shape
-        self.matrix("token_embd.weight", shape.vocabulary, shape.embedding, scale=np.sqrt(shape.embedding))
+        self.matrix(
+            "token_embd.weight",
+            shape.vocabulary,
+            shape.embedding,
+            type_name="Q8_0",
+            scale=np.sqrt(shape.embedding),
+        )
         self.vector("output_norm.weight", shape.embedding)
-        # In floats: quantising its input would round away differences in the last bits, which tests want to see.
-        self.matrix("output.weight", shape.vocabulary, shape.embedding, type_name="F32")
+        if not shape.has_tied_output:
+            # In floats: quantising its input would round away differences in the last bits, which tests want to see.
+            self.matrix("output.weight", shape.vocabulary, shape.embedding, type_name="F32")
 
     def finish(self) -> None:
         self.writer.write_header_to_file()
@@ -320,6 +337,7 @@ def write_model(
     family: str = "qwen3moe",
     expert_type: str = "Q8_0",
     *,
+    dense_type: str = "Q8_0",
     shape: ModelShape | None = None,
     vocabulary: str = "none",
     seed: int = 1,
@@ -331,7 +349,7 @@ def write_model(
     shape = shape or ModelShape()
     if family == "olmoe":  # has as many key heads as query heads
         shape = replace(shape, kv_head_count=shape.head_count)
-    build = _Builder(path, family, expert_type, shape, seed)
+    build = _Builder(path, family, expert_type, dense_type, shape, seed=seed)
     build.header()
     build.vocabulary(vocabulary)
     build.embeddings()

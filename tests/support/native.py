@@ -27,6 +27,11 @@ def load_placed(path: Path, pool: native.Pool) -> native.Model:
     return native.Model.load([str(path)], pool)
 
 
+def load_owned(path: Path, pool: native.Pool) -> native.Model:
+    """The model with all its large weights in the arena, computed by `pool` in own mode."""
+    return native.Model.load([str(path)], pool, scope=native.ArenaScope.WEIGHTS)
+
+
 def all_logits(
     model: native.Model, prompt: Sequence[int], decoded: Sequence[int], *, thread_count: int = 1
 ) -> np.ndarray:

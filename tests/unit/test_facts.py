@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from planner import Effect, Policy, Reason
+from planner import ArenaScope, Effect, Policy, Reason
 from planner.plan import PlanRefused
 from stratad.errors import StratadError
 from stratad.facts import PlanOptions, machine_facts, plan_request, refusal_error
@@ -27,6 +27,23 @@ def test_a_models_experts_are_the_arena_and_the_rest_is_other_memory(model: Mode
     assert request.arena.bytes_per_token == model.expert_bytes_per_token
     assert request.arena.layer_bytes == model.layer_expert_bytes
     assert request.other_host_bytes == model.dense_bytes + 100 * (model.kv_bytes_per_token or 0) + 7
+
+
+def test_all_large_weights_are_offered_as_an_arena(model: ModelFacts) -> None:
+    request = plan_request(model, PlanOptions(arena_scope=ArenaScope.WEIGHTS))
+    assert request.requested_scope is ArenaScope.WEIGHTS
+    assert request.weights is not None
+    dense_bytes = model.weight_bytes - model.expert_bytes
+    assert request.weights.size_bytes == request.arena.size_bytes + dense_bytes
+    assert request.weights.bytes_per_token == (model.expert_bytes_per_token or 0) + dense_bytes
+    assert request.weights.layer_bytes == model.layer_weight_bytes
+
+
+@pytest.mark.parametrize(
+    "options", [PlanOptions(dense_on_gpu=True), PlanOptions(gpu_expert_layers=1), PlanOptions(arena_bytes=1)]
+)
+def test_weights_that_lie_elsewhere_are_not_offered(model: ModelFacts, options: PlanOptions) -> None:
+    assert plan_request(model, options).weights is None
 
 
 def test_dense_weights_in_vram_take_no_host_memory(model: ModelFacts) -> None:

@@ -42,6 +42,23 @@ def test_expert_and_dense_bytes_are_told_apart(tmp_path: Path) -> None:
     assert facts.tensor_bytes_total == facts.expert_bytes + facts.dense_bytes
 
 
+def test_large_matrices_beside_the_experts_are_counted_and_small_tensors_are_not(tmp_path: Path) -> None:
+    taken = (
+        "output",
+        "blk.0.attn_q",
+        "blk.0.attn_kv_b",
+        "blk.1.ffn_gate_inp",
+        "blk.1.ffn_down_shexp",
+        "blk.1.ffn_up",
+    )
+    left = ("token_embd", "output_norm", "blk.0.attn_q_norm", "blk.1.ffn_gate_inp_shexp", "v.blk.0.attn_q")
+    tensors = [TensorShape(f"{name}.weight", (64, 8), "F32") for name in (*taken, *left)]
+    facts = facts_of(tmp_path, gguf_bytes(moe_entries(), tensors))
+    assert {tensor.name.removesuffix(".weight") for tensor in facts.dense_tensors} == set(taken)
+    assert facts.weight_bytes == len(taken) * 64 * 8 * 4
+    assert facts.layer_weight_bytes == (2 * 64 * 8 * 4, 3 * 64 * 8 * 4)
+
+
 def test_a_token_reads_the_used_share_of_the_experts(tmp_path: Path) -> None:
     assert facts_of(tmp_path, moe_file()).expert_bytes_per_token == 6 * EXPERT_TENSOR_BYTES * 2 // 8
     unknown = gguf_bytes(moe_entries(expert_used_count=None), moe_tensors())

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from planner import (
+    ArenaScope,
     ArenaSpec,
     MemoryMode,
     Plan,
@@ -21,12 +22,13 @@ from planner import (
 from planner.cpulist import format_id_list
 from planner.dropin import plan_cpu_ids
 from stratad.errors import ConfigurationError
-from stratad.model import ExpertTensor, ModelFacts
+from stratad.model import DenseTensor, ExpertTensor, ModelFacts
 from stratad.stored_plan import process_policy, read_stored_plan, unit_differences
 from tests.support.machines import GIB, MachineShape, MemoryTree, even_nodes, machine_topology
 from tests.support.planning import planned
 
 SHAPE = MachineShape(even_nodes(2, 4))
+DENSE_BYTES = 7 * 4096
 INTERLEAVED = ProcessMemory(MemoryMode.INTERLEAVE, (0, 1))
 
 
@@ -44,6 +46,7 @@ def model_of(size_bytes: int) -> ModelFacts:
         file_bytes=size_bytes,
         tensor_bytes_total=size_bytes,
         expert_tensors=(ExpertTensor("blk.0.ffn_up_exps.weight", 0, (8,), "Q4_K", size_bytes),),
+        dense_tensors=(DenseTensor("output.weight", None, DENSE_BYTES),),
         kv_bytes_per_token=None,
         has_chat_template=False,
     )
@@ -105,6 +108,14 @@ def test_a_plan_for_another_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError) as refusal:
         read_stored_plan(applied(tmp_path, plan), limited(plan), model_of(arena_bytes(plan) + 1))
     assert "another model" in refusal.value.because
+
+
+def test_a_plan_for_all_weights_is_held_against_all_weights(tmp_path: Path) -> None:
+    plan = replace(split_plan(), arena_scope=ArenaScope.WEIGHTS)
+    model = model_of(arena_bytes(plan) - DENSE_BYTES)
+    assert read_stored_plan(applied(tmp_path, plan), limited(plan), model) == plan
+    with pytest.raises(ConfigurationError):
+        read_stored_plan(applied(tmp_path, plan), limited(plan), model_of(arena_bytes(plan)))
 
 
 def test_a_plan_that_is_missing_or_damaged_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,76 @@
+// The ggml device of type ACCEL that brings our pool into an unpatched ggml, registered once.
+//
+// Each context gets a backend of one of two modes. Structural: it claims the expert chains of a graph, and
+// ggml's CPU backend computes the rest. Own: the whole graph is one split of ours (own_backend.hpp).
+//
+// One device serves every context of the process (ggml has no way to unregister one), so the pool it uses is
+// attached to it and can be exchanged between computations.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "ggml-backend.h"
+#include "ggml-cpu.h"
+#include "kernels/row_kernel.hpp"
+#include "pool/pool.hpp"
+
+namespace stratad {
+
+struct DeviceOptions {
+  // Batches of more tokens are left to ggml's CPU backend, which computes them on our arena in place: its
+  // tiled kernel wins from about 8 rows an expert (ADR 0001).
+  int max_pool_tokens = 8;
+  bool fuse_chains = true;  // off: op by op, for tests
+  // Row kernels for the types that have them; none: ggml's dot products, with ggml's bits.
+  std::optional<InstructionSet> kernels;
+};
+
+struct DeviceCounters {
+  uint64_t fused_chains = 0;
+  uint64_t fallback_operations = 0;    // of expert chains: operations that ran by themselves
+  std::vector<uint64_t> expert_bytes;  // by slice: weight bytes read
+  // Own mode only.
+  uint64_t graphs = 0;                // that ggml's scheduler handed over; one for each pass over a model
+  uint64_t dense_jobs = 0;            // products of one input, multiplied by rows
+  uint64_t lane_products = 0;         // products of several tokens, in row slices of ggml's kernel
+  uint64_t attentions = 0;            // cut by heads
+  uint64_t stretches = 0;             // runs of small operations on the calling thread
+  uint64_t whole_graphs = 0;          // handed to ggml's CPU backend with all its threads
+  std::vector<uint64_t> dense_bytes;  // by slice
+};
+
+enum class DeviceMode { kStructural, kOwn };
+
+// What a context wants of the backend that ggml makes for it.
+struct BackendSettings {
+  DeviceMode mode = DeviceMode::kStructural;
+  ggml_threadpool_t threadpool = nullptr;  // own mode: for what is handed to ggml; outlives the backend
+  ggml_abort_callback abort = nullptr;     // own mode: asked between the jobs of a graph
+  void* abort_data = nullptr;
+};
+
+// While it lives, backends that ggml makes on this thread get these settings: ggml's call has no room for
+// any.
+class ScopedBackendSettings {
+ public:
+  explicit ScopedBackendSettings(const BackendSettings& settings) noexcept;
+  ~ScopedBackendSettings();
+  ScopedBackendSettings(const ScopedBackendSettings&) = delete;
+  ScopedBackendSettings& operator=(const ScopedBackendSettings&) = delete;
+};
+
+ggml_backend_dev_t pool_device();
+
+// Registers the device with ggml. Idempotent.
+void register_pool_device();
+
+// The pool and options used from the next computation on. Never null once a model was loaded into an arena.
+void attach_pool(std::shared_ptr<Pool> pool);
+void set_device_options(const DeviceOptions& options);
+
+DeviceCounters device_counters();
+
+}  // namespace stratad
