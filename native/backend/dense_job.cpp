@@ -125,10 +125,10 @@ void DenseJob::multiply(const Part& part, int slice, uint32_t task) noexcept {
   char* output = static_cast<char*>(part.node->data) + plane % input_->ne[2] * part.node->nb[2] +
                  plane / input_->ne[2] * part.node->nb[3] +
                  static_cast<size_t>(run.rows.begin) * sizeof(float);
-  for (int64_t token = 0; token < tokens_; token += kKernelTokens) {
-    const int count = static_cast<int>(std::min<int64_t>(kKernelTokens, tokens_ - token));
-    const char* inputs[kKernelTokens];
-    float* outputs[kKernelTokens];
+  for (int64_t token = 0; token < tokens_; token += kTokenGroup) {
+    const int count = static_cast<int>(std::min<int64_t>(kTokenGroup, tokens_ - token));
+    const char* inputs[kTokenGroup];
+    float* outputs[kTokenGroup];
     for (int index = 0; index < count; ++index) {
       inputs[index] = activations + static_cast<size_t>(token + index) * product.activation_row_bytes;
       outputs[index] =

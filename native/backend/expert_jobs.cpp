@@ -11,14 +11,11 @@ extern "C" void ggml_vec_swiglu_f32(const int n, float* y, const float* x, const
 namespace stratad {
 namespace {
 
-// The longest run of gate and up rows: their results live on the worker's stack.
-constexpr int64_t kLongestHiddenRun = 1024;
-
-// Calls `body` with the slots, kKernelTokens at a time.
+// Calls `body` with the slots, kTokenGroup at a time.
 template <class Body>
 void by_slot_groups(std::span<const int> slots, Body body) noexcept {
-  for (; !slots.empty(); slots = slots.subspan(std::min<size_t>(kKernelTokens, slots.size())))
-    body(slots.first(std::min<size_t>(kKernelTokens, slots.size())));
+  for (; !slots.empty(); slots = slots.subspan(std::min<size_t>(kTokenGroup, slots.size())))
+    body(slots.first(std::min<size_t>(kTokenGroup, slots.size())));
 }
 
 // ggml's SWIGLU_OAI, term by term (ggml_compute_forward_swiglu_oai_f32 of the pinned source).
@@ -50,13 +47,14 @@ void ChainJob::prepare(const ExpertChain& chain, const Pool& pool) {
   quantised_input_ =
       input_memory_.of(chain.gate.activation_row_bytes * static_cast<size_t>(routing_.token_count()));
   hidden_ = hidden_memory_.of(slots * static_cast<size_t>(hidden_rows));
+  up_ = up_memory_.of(slots * static_cast<size_t>(hidden_rows));
   partial_ = partial_memory_.of(slots * static_cast<size_t>(embedding_rows));
   const size_t quantised_bytes = (slots * chain.down.activation_row_bytes + 63) / 64 * 64;
   char* quantised = quantised_memory_.of(quantised_bytes * static_cast<size_t>(slice_count_));
   plans_.resize(slice_count_);
   for (int slice = 0; slice < slice_count_; ++slice) {
-    plans_[slice].hidden = tasks_of(hidden_rows, chain.gate.row_bytes(), pool, slice, routing_.expert_count(),
-                                    kLongestHiddenRun);
+    plans_[slice].hidden =
+        tasks_of(hidden_rows, chain.gate.row_bytes(), pool, slice, routing_.expert_count(), hidden_rows);
     plans_[slice].embedding = tasks_of(embedding_rows, chain.down.row_bytes(), pool, slice,
                                        routing_.expert_count(), embedding_rows);
     plans_[slice].workers = static_cast<uint32_t>(pool.workers_of(slice));
@@ -123,20 +121,19 @@ void ChainJob::quantise_input(int token) noexcept {
 void ChainJob::gate_up(const SlicePlan& plan, uint32_t task) noexcept {
   const RowRun run = run_of(plan.hidden, task);
   const RowRun next = run_of(plan.hidden, following(plan, plan.hidden, task));
-  float gate[kKernelTokens][kLongestHiddenRun], up[kKernelTokens][kLongestHiddenRun];
-  float* const gate_rows[kKernelTokens] = {gate[0], gate[1], gate[2], gate[3]};
-  float* const up_rows[kKernelTokens] = {up[0], up[1], up[2], up[3]};
   by_slot_groups(slots_of(plan.hidden, task), [&](std::span<const int> slots) {
-    const char* inputs[kKernelTokens];
-    for (size_t index = 0; index < slots.size(); ++index)
-      inputs[index] = quantised_input_ + static_cast<size_t>(slots[index] / routing_.used_count()) *
-                                             chain_.gate.activation_row_bytes;
-    multiply_pair(chain_.gate, chain_.up, run, next, inputs, static_cast<int>(slots.size()), gate_rows,
-                  up_rows);
-    for (size_t index = 0; index < slots.size(); ++index)
-      activate(run.rows.count(), gate[index], up[index],
-               hidden_ + static_cast<size_t>(slots[index]) * static_cast<size_t>(chain_.gate.row_count) +
-                   run.rows.begin);
+    const char* inputs[kTokenGroup] = {};
+    float *gate[kTokenGroup] = {}, *up[kTokenGroup] = {};
+    for (size_t index = 0; index < slots.size(); ++index) {
+      const auto slot = static_cast<size_t>(slots[index]);
+      const size_t first = slot * static_cast<size_t>(chain_.gate.row_count) + run.rows.begin;
+      inputs[index] = quantised_input_ +
+                      slot / static_cast<size_t>(routing_.used_count()) * chain_.gate.activation_row_bytes;
+      gate[index] = hidden_ + first;
+      up[index] = up_ + first;
+    }
+    multiply_pair(chain_.gate, chain_.up, run, next, inputs, static_cast<int>(slots.size()), gate, up);
+    for (size_t index = 0; index < slots.size(); ++index) activate(run.rows.count(), gate[index], up[index]);
   });
 }
 
@@ -154,21 +151,22 @@ uint32_t ChainJob::following(const SlicePlan& plan, const RowTasks& tasks, uint3
   return std::min(task + plan.workers, total - 1);
 }
 
-void ChainJob::activate(int64_t count, const float* gate, const float* up, float* hidden) const noexcept {
+// gate = activation(gate, up), as ggml's node computes it.
+void ChainJob::activate(int64_t count, float* gate, const float* up) const noexcept {
   if (chain_.activation == Activation::kSwiglu) {
-    ggml_vec_swiglu_f32(static_cast<int>(count), hidden, gate, up);
+    ggml_vec_swiglu_f32(static_cast<int>(count), gate, gate, up);
     return;
   }
   for (int64_t row = 0; row < count; ++row)
-    hidden[row] = swiglu_oai(gate[row], up[row], chain_.alpha, chain_.limit);
+    gate[row] = swiglu_oai(gate[row], up[row], chain_.alpha, chain_.limit);
 }
 
 void ChainJob::down(const SlicePlan& plan, uint32_t task) noexcept {
   const RowRun run = run_of(plan.embedding, task);
   const RowRun next = run_of(plan.embedding, following(plan, plan.embedding, task));
   by_slot_groups(slots_of(plan.embedding, task), [&](std::span<const int> slots) {
-    const char* inputs[kKernelTokens];
-    float* outputs[kKernelTokens];
+    const char* inputs[kTokenGroup] = {};
+    float* outputs[kTokenGroup];
     for (size_t index = 0; index < slots.size(); ++index) {
       const auto slot = static_cast<size_t>(slots[index]);
       inputs[index] = plan.quantised_hidden + slot * chain_.down.activation_row_bytes;

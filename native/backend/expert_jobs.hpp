@@ -49,7 +49,7 @@ class ChainJob final : public Job {
   RowRun run_of(const RowTasks& tasks, uint32_t task) const noexcept;
   std::span<const int> slots_of(const RowTasks& tasks, uint32_t task) const noexcept;
   uint32_t following(const SlicePlan& plan, const RowTasks& tasks, uint32_t task) const noexcept;
-  void activate(int64_t count, const float* gate, const float* up, float* hidden) const noexcept;
+  void activate(int64_t count, float* gate, const float* up) const noexcept;
   void down(const SlicePlan& plan, uint32_t task) noexcept;
   void sum(RowRange rows) noexcept;
 
@@ -60,10 +60,11 @@ class ChainJob final : public Job {
   std::vector<SlicePlan> plans_;
   std::vector<float> weights_;  // (slot)
   char* quantised_input_ = nullptr;
-  float* hidden_ = nullptr;   // (slot, hidden)
+  float* hidden_ = nullptr;   // (slot, hidden): first gate's product, then the activation
+  float* up_ = nullptr;       // (slot, hidden)
   float* partial_ = nullptr;  // (slot, embedding): one expert's product each, before weighting
   Scratch<char> input_memory_, quantised_memory_;
-  Scratch<float> hidden_memory_, partial_memory_;
+  Scratch<float> hidden_memory_, up_memory_, partial_memory_;
   Scratch<std::atomic<int>> left_memory_;
 };
 

@@ -56,6 +56,17 @@ void multiply_by_kernel(const WeightProduct& product, const RowRun& run, const R
   });
 }
 
+void multiply_by_panels(const WeightProduct& product, const RowRun& run, const char* const* activations,
+                        int token_count, float* const* outputs) noexcept {
+  const void* group[kTokenGroup];
+  for (int token = 0; token < token_count; token += kTokenGroup) {
+    const int count = std::min(kTokenGroup, token_count - token);
+    std::copy_n(activations + token, count, group);
+    product.kernel->multiply_panels(product.address(run), run.rows.count(), product.row_bytes(),
+                                    product.columns(), group, count, outputs + token);
+  }
+}
+
 // Row by row of both in turn: two streams, which the memory system fetches ahead side by side.
 void dot_pair(const WeightProduct& first, const WeightProduct& second, const RowRun& run, const RowRun& next,
               const char* activations, float* first_output, float* second_output) noexcept {
@@ -130,7 +141,9 @@ bool WeightProduct::shares_activations_with(const WeightProduct& other) const no
 
 void WeightProduct::multiply(const RowRun& run, const RowRun& next, const char* const* activations,
                              int token_count, float* const* outputs) const noexcept {
-  if (kernel != nullptr) {
+  if (multiplies_by_panels(token_count)) {
+    multiply_by_panels(*this, run, activations, token_count, outputs);
+  } else if (kernel != nullptr) {
     multiply_by_kernel(*this, run, next, activations, token_count, outputs);
   } else {
     for (int token = 0; token < token_count; ++token)
@@ -142,8 +155,10 @@ void WeightProduct::multiply(const RowRun& run, const RowRun& next, const char* 
 void multiply_pair(const WeightProduct& first, const WeightProduct& second, const RowRun& run,
                    const RowRun& next, const char* const* activations, int token_count,
                    float* const* first_outputs, float* const* second_outputs) noexcept {
-  // Two streams of one kernel; matrices of two types are multiplied one behind the other.
-  if (first.kernel != second.kernel || first.row_bytes() != second.row_bytes()) {
+  // Two streams of one kernel; matrices of two types are multiplied one behind the other, and many tokens,
+  // too.
+  if (first.kernel != second.kernel || first.row_bytes() != second.row_bytes() ||
+      first.multiplies_by_panels(token_count)) {
     first.multiply(run, next, activations, token_count, first_outputs);
     second.multiply(run, next, activations, token_count, second_outputs);
     return;

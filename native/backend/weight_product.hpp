@@ -16,6 +16,9 @@
 
 namespace stratad {
 
+// Tokens that one call should get where there are as many: rows are rearranged once for all of them.
+inline constexpr int kTokenGroup = 64;
+
 // A run of rows of one matrix.
 struct RowRun {
   int32_t matrix = 0;  // the expert; 0 in a dense weight
@@ -54,6 +57,10 @@ struct WeightProduct {
   const char* address(const RowRun& run) const noexcept { return address(run.matrix, run.rows.begin); }
   size_t row_bytes() const noexcept { return weight->nb[1]; }
   int64_t columns() const noexcept { return weight->ne[0]; }
+  // Whether so many tokens are multiplied by panels of rows (RowKernel::multiply_panels).
+  bool multiplies_by_panels(int64_t token_count) const noexcept {
+    return kernel != nullptr && kernel->multiply_panels != nullptr && token_count >= kPanelTokens;
+  }
   // Whether both read activations in the same form, so that one quantised row serves both.
   bool shares_activations_with(const WeightProduct& other) const noexcept;
 };

@@ -21,15 +21,15 @@ struct Iq4Xs {
 
   // The scales of the even blocks of 32 in the low lane, of the odd ones in the high lane, as the nibbles
   // lie.
-  STRATAD_INLINE __m256i scale_lanes(const char* block) {
+  STRATAD_INLINE __m256i scales(const char* block) {
     const __m256i low =
         _mm256_srlv_epi32(load_into_all(block + kLowScales), _mm256_setr_epi32(0, 8, 16, 24, 4, 12, 20, 28));
     // The top pairs start at bit 16 of the block and move to bits 4 and 5.
     const __m256i top =
         _mm256_srlv_epi32(load_into_all(block + kFactor), _mm256_setr_epi32(12, 16, 20, 24, 14, 18, 22, 26));
-    const __m256i scales = _mm256_or_si256(_mm256_and_si256(low, _mm256_set1_epi32(0x0f)),
-                                           _mm256_and_si256(top, _mm256_set1_epi32(0x30)));
-    return _mm256_sub_epi32(scales, _mm256_set1_epi32(32));
+    const __m256i offset_scales = _mm256_or_si256(_mm256_and_si256(low, _mm256_set1_epi32(0x0f)),
+                                                  _mm256_and_si256(top, _mm256_set1_epi32(0x30)));
+    return _mm256_sub_epi32(offset_scales, _mm256_set1_epi32(32));
   }
 
   // Element `index` of each lane in every word of that lane.
@@ -41,9 +41,8 @@ struct Iq4Xs {
   // word is at most 128 * 127 * 2 = 32512, a madd at most 32 * 2 times that, and a block adds 64 of those:
   // below 2^28.
   template <int kTokens>
-  STRATAD_INLINE void sum(const char* block, const Activations* const* tokens, int64_t step,
+  STRATAD_INLINE void sum(const char* block, __m256i scales, const Activations* const* tokens, int64_t step,
                           __m256i* totals) {
-    const __m256i scales = scale_lanes(block);
     for (int token = 0; token < kTokens; ++token) totals[token] = _mm256_setzero_si256();
 #pragma GCC unroll 4
     for (int pair = 0; pair < 4; ++pair) {

@@ -71,9 +71,10 @@ struct Format {
   // Sets totals[row][token] to eight partial sums of the block's scale * (quant . values). A word of maddubs
   // is at most 31 * 128 * 2 = 7936, a madd at most 63 * 2 times that, and a block adds 64 of those: below
   // 2^26.
-  template <int kRowCount, int kTokens>
+  template <int kRowCount, int kTokens, class Prefetch>
   STRATAD_INLINE void sum_blocks(const char* const* blocks, const int32_t (*scales)[8],
-                                 const Activations* const* tokens, int64_t step, __m256i (*totals)[kTokens]) {
+                                 const Activations* const* tokens, int64_t step, __m256i (*totals)[kTokens],
+                                 const Prefetch& prefetch, int first_row) {
     __m256i high_bits[kRowCount];
     for (int row = 0; row < kRowCount; ++row) {
       if constexpr (kBits == QuantBits::kFive) high_bits[row] = load(blocks[row] + Block<kBits>::kHighBits);
@@ -81,6 +82,7 @@ struct Format {
     }
 #pragma GCC unroll 4
     for (int pair = 0; pair < 4; ++pair) {
+      if (pair < kRowCount) prefetch.for_row(first_row + pair, step);
 #pragma GCC unroll 4
       for (int row = 0; row < kRowCount; ++row) {
         __m256i nibbles = load(blocks[row] + Block<kBits>::kNibbles + 32 * pair);
@@ -159,6 +161,7 @@ struct Format {
     } else {
       constexpr int kBytes = Block<kBits>::kBytes;
       constexpr int kTogether = kSideBySide<kTokens> < kRowCount ? kSideBySide<kTokens> : kRowCount;
+      const GroupPrefetch<kRowCount, kBytes> prefetch{ahead_first, ahead_second};
       __m128 quant_sums[kTokens];
       __m256 minimum_sums[kRowCount / 2][kTokens];
       for (__m128& sum : quant_sums) sum = _mm_setzero_ps();
@@ -170,11 +173,6 @@ struct Format {
       const int64_t step_count = columns / kStepColumns;
       unpack_headers<kRowCount, kTokens>(rows, 0, tokens, minimum_sums, headers[0]);
       for (int64_t step = 0; step < step_count; ++step) {
-        if (ahead_first != nullptr) {
-          constexpr int kConsumed = kRowCount * kBytes / 2;
-          prefetch_lines<kConsumed>(ahead_first + step * kConsumed);
-          prefetch_lines<kConsumed>(ahead_second + step * kConsumed);
-        }
         if (step + 1 < step_count)
           unpack_headers<kRowCount, kTokens>(rows, step + 1, tokens, minimum_sums, headers[(step + 1) % 2]);
         const auto& current = headers[step % 2];
@@ -183,7 +181,8 @@ struct Format {
         __m256i totals[kRowCount][kTokens];
 #pragma GCC unroll 2
         for (int row = 0; row < kRowCount; row += kTogether)
-          sum_blocks<kTogether, kTokens>(blocks + row, current.scales + row, tokens, step, totals + row);
+          sum_blocks<kTogether, kTokens>(blocks + row, current.scales + row, tokens, step, totals + row,
+                                         prefetch, row);
 #pragma GCC unroll 4
         for (int token = 0; token < kTokens; ++token) {
           const __m128i block_sums = sum_elements(totals[0][token], totals[1][token],

@@ -15,8 +15,11 @@ struct Q6K {
   // their high nibbles. Byte l of the high bits has two for each of the four, the first vector's lowest.
   STRATAD_INLINE void unpack_half(const char* block, int half, __m256i* quants) {
     const __m256i top = _mm256_set1_epi8(0x30);
-    const __m256i first = load(block + 64 * half), second = load(block + 64 * half + 32);
-    const __m256i high = load(block + kHighBits + 32 * half);
+    __m256i first = load(block + 64 * half), second = load(block + 64 * half + 32);
+    __m256i high = load(block + kHighBits + 32 * half);
+    keep_in_register(first);
+    keep_in_register(second);
+    keep_in_register(high);
     quants[0] = _mm256_or_si256(low_nibbles(first), _mm256_and_si256(_mm256_slli_epi16(high, 4), top));
     quants[1] = _mm256_or_si256(low_nibbles(second), _mm256_and_si256(_mm256_slli_epi16(high, 2), top));
     quants[2] = _mm256_or_si256(high_nibbles(first), _mm256_and_si256(high, top));
@@ -25,7 +28,7 @@ struct Q6K {
 
   // Scales as words: the even-numbered in the low lane, the odd in the high lane, because a vector of 32
   // quants has one scale in each lane.
-  STRATAD_INLINE __m256i scale_lanes(const char* block) {
+  STRATAD_INLINE __m256i scales(const char* block) {
     const __m128i even_odd = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
     return _mm256_cvtepi8_epi16(_mm_shuffle_epi8(load_lane(block + kScales), even_odd));
   }
@@ -39,22 +42,25 @@ struct Q6K {
   // those: below 2^28. The offset 32 goes through the sums of the values: 128 * 16 * 128 is 2^18, times 16 *
   // 32 2^27.
   template <int kTokens>
-  STRATAD_INLINE void sum(const char* block, const Activations* const* tokens, int64_t step,
+  STRATAD_INLINE void sum(const char* block, __m256i scales, const Activations* const* tokens, int64_t step,
                           __m256i* totals) {
-    const __m256i scales = scale_lanes(block);
     for (int token = 0; token < kTokens; ++token) {
       const __m256i offsets = _mm256_madd_epi16(scales, load(tokens[token][step].sums_of_16));
       totals[token] = _mm256_sub_epi32(_mm256_setzero_si256(), _mm256_slli_epi32(offsets, 5));
     }
+#pragma GCC unroll 2
     for (int half = 0; half < 2; ++half) {
       __m256i quants[4];
       unpack_half(block, half, quants);
+#pragma GCC unroll 4
       for (int part = 0; part < 4; ++part) {
         const __m256i scale = scale_words(scales, 4 * half + part);
+#pragma GCC unroll 4
         for (int token = 0; token < kTokens; ++token) {
           const __m256i values = load(tokens[token][step].values + 128 * half + 32 * part);
           const __m256i products = _mm256_madd_epi16(_mm256_maddubs_epi16(quants[part], values), scale);
           totals[token] = _mm256_add_epi32(totals[token], products);
+          keep_in_register(totals[token]);
         }
       }
     }

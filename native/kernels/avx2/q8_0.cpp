@@ -7,7 +7,7 @@ namespace {
 
 struct Q8 {
   using Activations = PlainActivations;
-  static constexpr int kRows = 4;
+  static constexpr int kRows = 2;
   static constexpr int kBlockBytes = 34;
   static constexpr int kBytes = kStepBlocks * kBlockBytes;
 
@@ -32,17 +32,25 @@ struct Q8 {
       _mm256_store_ps(scales[token],
                       _mm256_mul_ps(weight_scales, _mm256_loadu_ps(tokens[token][step].scales)));
     keep_in_memory(scales);
+    // Two sums each: one chain of eight additions would take longer than all the rest.
+    __m256 parts[kTokens][2];
+#pragma GCC unroll 8
     for (int block = 0; block < kStepBlocks; ++block) {
-      const __m256i signed_weights = load(weights + block * kBlockBytes + 2);
+      __m256i signed_weights = load(weights + block * kBlockBytes + 2);
+      keep_in_register(signed_weights);
       const __m256i magnitudes = _mm256_abs_epi8(signed_weights);
+#pragma GCC unroll 4
       for (int token = 0; token < kTokens; ++token) {
         const __m256i values = load(tokens[token][step].values + block * kBlockColumns);
         const __m256i products = _mm256_maddubs_epi16(magnitudes, _mm256_sign_epi8(values, signed_weights));
-        const __m256i totals = _mm256_madd_epi16(products, _mm256_set1_epi16(1));
-        sums[token] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(totals), _mm256_broadcast_ss(&scales[token][block]),
-                                      sums[token]);
+        const __m256 totals = _mm256_cvtepi32_ps(_mm256_madd_epi16(products, _mm256_set1_epi16(1)));
+        const __m256 scale = _mm256_broadcast_ss(&scales[token][block]);
+        __m256& part = parts[token][block % 2];
+        part = block < 2 ? _mm256_mul_ps(totals, scale) : _mm256_fmadd_ps(totals, scale, part);
       }
     }
+    for (int token = 0; token < kTokens; ++token)
+      sums[token] = _mm256_add_ps(sums[token], _mm256_add_ps(parts[token][0], parts[token][1]));
   }
 };
 

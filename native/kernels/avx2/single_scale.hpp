@@ -8,8 +8,10 @@
 //   using Activations                      the record per step
 //   static constexpr int kBytes            of a block
 //   static constexpr int kFactor           where the block's scale lies in it
+//   static __m256i scales(const char* block)   its scales, unpacked
 //   template <int kTokens>
-//   static void sum(const char* block, const Activations* const* tokens, int64_t step, __m256i* totals)
+//   static void sum(const char* block, __m256i scales, const Activations* const* tokens, int64_t step,
+//                   __m256i* totals)
 // which sets totals[token] to eight partial sums of the block's products.
 #pragma once
 
@@ -31,25 +33,34 @@ struct SingleScaleFormat {
     // Where rows are missing, the last one stands in and its sum is dropped.
     constexpr int kSecond = kRowCount > 1 ? 1 : 0, kThird = kRowCount > 2 ? 2 : kSecond,
                   kFourth = kRowCount > 3 ? 3 : kThird;
+    const GroupPrefetch<kRowCount, Block::kBytes> prefetch{ahead_first, ahead_second};
     __m128 row_sums[kTokens];
     for (__m128& sum : row_sums) sum = _mm_setzero_ps();
-    for (int64_t step = 0; step < columns / kStepColumns; ++step) {
-      if (ahead_first != nullptr) {
-        constexpr int kConsumed = kRowCount * Block::kBytes / 2;
-        prefetch_lines<kConsumed>(ahead_first + step * kConsumed);
-        prefetch_lines<kConsumed>(ahead_second + step * kConsumed);
-      }
-      __m256i totals[kRowCount][kTokens];
+    // Scales are unpacked one step ahead: by the time that products wait for them they are there.
+    const int64_t step_count = columns / kStepColumns;
+    __m256i scales[kRowCount];
+    for (int row = 0; row < kRowCount; ++row) scales[row] = Block::scales(rows[row]);
+    for (int64_t step = 0; step < step_count; ++step) {
+      const int64_t next_step = step + 1 < step_count ? step + 1 : step;
+      __m256i totals[kRowCount][kTokens], next_scales[kRowCount];
+#pragma GCC unroll 4
       for (int row = 0; row < kRowCount; ++row)
-        Block::template sum<kTokens>(rows[row] + step * Block::kBytes, tokens, step, totals[row]);
+        next_scales[row] = Block::scales(rows[row] + next_step * Block::kBytes);
+#pragma GCC unroll 4
+      for (int row = 0; row < kRowCount; ++row) {
+        prefetch.for_row(row, step);
+        Block::template sum<kTokens>(rows[row] + step * Block::kBytes, scales[row], tokens, step,
+                                     totals[row]);
+        scales[row] = next_scales[row];
+      }
       const int64_t factor = step * Block::kBytes + Block::kFactor;
       const __m128 factors = load_half_floats(rows[0] + factor, rows[kSecond] + factor, rows[kThird] + factor,
                                               rows[kFourth] + factor);
       for (int token = 0; token < kTokens; ++token) {
         const __m128i block_sums = sum_elements(totals[0][token], totals[kSecond][token],
                                                 totals[kThird][token], totals[kFourth][token]);
-        const __m128 scales = _mm_mul_ps(factors, _mm_broadcast_ss(tokens[token][step].scales));
-        row_sums[token] = _mm_fmadd_ps(_mm_cvtepi32_ps(block_sums), scales, row_sums[token]);
+        const __m128 scaled = _mm_mul_ps(factors, _mm_broadcast_ss(tokens[token][step].scales));
+        row_sums[token] = _mm_fmadd_ps(_mm_cvtepi32_ps(block_sums), scaled, row_sums[token]);
       }
     }
     for (int token = 0; token < kTokens; ++token) {

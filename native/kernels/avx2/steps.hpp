@@ -23,19 +23,18 @@ struct StepFormat {
   template <int kRowCount, int kTokens>
   STRATAD_INLINE void group(const char* const* rows, int64_t columns, const Activations* const* tokens,
                             const char* ahead_first, const char* ahead_second, float* sums) {
+    const GroupPrefetch<kRowCount, Step::kBytes> prefetch{ahead_first, ahead_second};
     __m256 row_sums[kRowCount][kTokens];
     for (auto& row : row_sums)
       for (__m256& sum : row) sum = _mm256_setzero_ps();
 
     const int64_t whole_steps = columns / kStepColumns;
     for (int64_t step = 0; step < whole_steps; ++step) {
-      if (ahead_first != nullptr) {
-        constexpr int kConsumed = kRowCount * Step::kBytes / 2;
-        prefetch_lines<kConsumed>(ahead_first + step * kConsumed);
-        prefetch_lines<kConsumed>(ahead_second + step * kConsumed);
-      }
-      for (int row = 0; row < kRowCount; ++row)
+#pragma GCC unroll 4
+      for (int row = 0; row < kRowCount; ++row) {
+        prefetch.for_row(row, step);
         Step::template add<kTokens>(rows[row] + step * Step::kBytes, tokens, step, row_sums[row]);
+      }
     }
 
     if (const int64_t blocks = columns % kStepColumns / kBlockColumns; blocks != 0) {

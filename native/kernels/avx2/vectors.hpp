@@ -95,5 +95,20 @@ STRATAD_INLINE void keep_in_register(__m256i& value) {
   __asm__("" : "+x"(value));
 }
 
+// Prefetches for a group of rows while it is multiplied: half of the rows' bytes from each of two addresses,
+// or nothing where that is null. Asked for row by row, as the rows are read: all at once at the start of a
+// step costs a tenth of the rate.
+template <int kRowCount, int kStepBytes>
+struct GroupPrefetch {
+  const char* first;
+  const char* second;
+
+  __attribute__((always_inline)) void for_row(int row, int64_t step) const {
+    constexpr int kHalf = (kRowCount + 1) / 2;
+    const char* ahead = row < kHalf ? first : second;
+    if (ahead != nullptr) prefetch_lines<kStepBytes>(ahead + (step * kHalf + row % kHalf) * kStepBytes);
+  }
+};
+
 }  // namespace
 }  // namespace stratad::avx2

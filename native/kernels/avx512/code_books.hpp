@@ -93,31 +93,28 @@ struct CodeBookType {
     [[gnu::always_inline]] void add(const char* const* rows, int64_t offset, const Activations* const* tokens,
                                     int64_t step) {
       const __m512i code_book = load_code_book(Layout::kCodeBook);
-      const __m512i quad_lanes = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
-      const __m512i upper_lanes = _mm512_add_epi32(quad_lanes, _mm512_set1_epi32(4));
-      constexpr int kSharing = kSharingRows<kRowCount>;
-#pragma GCC unroll 4
-      for (int first_row = 0; first_row < kRowCount; first_row += kSharing) {
-        CodedWeights weights[kSharing][2];
-        __m256 row_scales[kSharing];
-        for (int row = 0; row < kSharing; ++row) {
-          const char* bytes = rows[first_row + row] + offset;
-          row_scales[row] = Layout::load_scales(bytes);
-          for (int quad = 0; quad < 2; ++quad)
-            weights[row][quad] = look_up(load_quad(bytes + 4 * quad * kBlockBytes), code_book);
-        }
-        for (int token = 0; token < kTokens; ++token) {
-          const Activations& activations = tokens[token][step];
-          const __m256 token_scales = _mm256_load_ps(activations.scales);
-          for (int row = 0; row < kSharing; ++row) {
-            const __m512 scales = _mm512_castps256_ps512(_mm256_mul_ps(row_scales[row], token_scales));
-            __m512& product = products[token][first_row + row];
-            for (int quad = 0; quad < 2; ++quad) {
-              const __m512i sum = multiply_quad(weights[row][quad], activations, quad);
-              const __m512i lanes = quad == 0 ? quad_lanes : upper_lanes;
-              product =
-                  _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_permutexvar_ps(lanes, scales), product);
-            }
+      const __m512i lower_lanes = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+      const __m512i upper_lanes = _mm512_add_epi32(lower_lanes, _mm512_set1_epi32(4));
+      CodedWeights weights[kRowCount][2];
+      __m256 row_scales[kRowCount];
+      for (int row = 0; row < kRowCount; ++row) {
+        const char* bytes = rows[row] + offset;
+        row_scales[row] = Layout::load_scales(bytes);
+        for (int quad = 0; quad < 2; ++quad)
+          weights[row][quad] = look_up(load_quad(bytes + 4 * quad * kBlockBytes), code_book);
+      }
+      // All rows use a token's values while they are in registers: with four tokens it is their loads that
+      // bound this on Zen 4.
+      for (int token = 0; token < kTokens; ++token) {
+        const Activations& activations = tokens[token][step];
+        const __m256 token_scales = _mm256_load_ps(activations.scales);
+        for (int row = 0; row < kRowCount; ++row) {
+          const __m512 scales = _mm512_castps256_ps512(_mm256_mul_ps(row_scales[row], token_scales));
+          __m512& product = products[token][row];
+          for (int quad = 0; quad < 2; ++quad) {
+            const __m512i sum = multiply_quad(weights[row][quad], activations, quad);
+            const __m512i lanes = quad == 0 ? lower_lanes : upper_lanes;
+            product = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_permutexvar_ps(lanes, scales), product);
           }
         }
       }
@@ -125,7 +122,7 @@ struct CodeBookType {
 
     [[gnu::always_inline]] void finish(float* sums) const {
       for (int token = 0; token < kTokens; ++token)
-        sum_rows<kRowCount>(products[token], sums + token * kRowCount);
+        store_rows<kRowCount>(row_sums<kRowCount>(products[token]), sums + token * kRowCount);
     }
   };
 };
@@ -222,39 +219,29 @@ struct IQ4XSType {
       const __m512i code_book = load_code_book(kNonLinear);
       const __m512i lower_lanes = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
       const __m512i upper_lanes = _mm512_add_epi32(lower_lanes, _mm512_set1_epi32(4));
-      constexpr int kSharing = kSharingRows<kRowCount>;
-#pragma GCC unroll 4
-      for (int first_row = 0; first_row < kRowCount; first_row += kSharing) {
-        CodedWeights lower[kSharing], upper[kSharing];
-        __m512i lower_scales[kSharing], upper_scales[kSharing];
-        float scale[kSharing];
-        for (int row = 0; row < kSharing; ++row) {
-          const char* bytes = rows[first_row + row] + offset;
-          const __m512i scales = _mm512_castsi256_si512(load_block_scales(bytes));
-          lower_scales[row] = _mm512_permutexvar_epi32(lower_lanes, scales);
-          upper_scales[row] = _mm512_permutexvar_epi32(upper_lanes, scales);
-          lower[row] = look_up(load_512(bytes + kIndices), code_book);
-          upper[row] = look_up(load_512(bytes + kIndices + 64), code_book);
-          scale[row] = load_half(bytes);
-        }
+      for (int row = 0; row < kRowCount; ++row) {
+        const char* bytes = rows[row] + offset;
+        const __m512i scales = _mm512_castsi256_si512(load_block_scales(bytes));
+        const __m512i lower_scales = _mm512_permutexvar_epi32(lower_lanes, scales);
+        const __m512i upper_scales = _mm512_permutexvar_epi32(upper_lanes, scales);
+        const CodedWeights lower = look_up(load_512(bytes + kIndices), code_book);
+        const CodedWeights upper = look_up(load_512(bytes + kIndices + 64), code_book);
+        const float scale = load_half(bytes);
         for (int token = 0; token < kTokens; ++token) {
           const Activations& activations = tokens[token][step];
-          for (int row = 0; row < kSharing; ++row) {
-            // Eight products are at most 8 * 127 * 127, times a scale of at most 32: far from 32 bits.
-            const __m512i sum = _mm512_add_epi32(
-                _mm512_mullo_epi32(multiply_quad(lower[row], activations, 0), lower_scales[row]),
-                _mm512_mullo_epi32(multiply_quad(upper[row], activations, 1), upper_scales[row]));
-            __m512& product = products[token][first_row + row];
-            product = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_set1_ps(scale[row] * activations.scale),
-                                      product);
-          }
+          // Eight products are at most 8 * 127 * 127, times a scale of at most 32: far from 32 bits.
+          const __m512i sum =
+              _mm512_add_epi32(_mm512_mullo_epi32(multiply_quad(lower, activations, 0), lower_scales),
+                               _mm512_mullo_epi32(multiply_quad(upper, activations, 1), upper_scales));
+          products[token][row] = _mm512_fmadd_ps(
+              _mm512_cvtepi32_ps(sum), _mm512_set1_ps(scale * activations.scale), products[token][row]);
         }
       }
     }
 
     [[gnu::always_inline]] void finish(float* sums) const {
       for (int token = 0; token < kTokens; ++token)
-        sum_rows<kRowCount>(products[token], sums + token * kRowCount);
+        store_rows<kRowCount>(row_sums<kRowCount>(products[token]), sums + token * kRowCount);
     }
   };
 };

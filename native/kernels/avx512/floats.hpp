@@ -58,7 +58,7 @@ struct FloatType : Layout {
 
     [[gnu::always_inline]] void finish(float* sums) const {
       for (int token = 0; token < kTokens; ++token)
-        sum_rows<kRowCount>(products[token], sums + token * kRowCount);
+        store_rows<kRowCount>(row_sums<kRowCount>(products[token]), sums + token * kRowCount);
     }
   };
 };

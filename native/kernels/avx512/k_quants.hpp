@@ -12,16 +12,19 @@ namespace {
 
 // One step of a token for both types.
 struct alignas(64) KQuantActivations {
-  int8_t values[256];     // blocks 0 2 1 3 4 6 5 7: the order in which loads of 64 bytes give the weights
+  // In the order in which the weights come: the first halves of the blocks 0 2 4 6, their last halves, the
+  // same of the blocks 1 3 5 7.
+  int8_t values[256];
   int16_t block_sums[8];  // in their natural order, for the minima
   float scale;
 };
 
 STRATAD_INLINE void arrange_k_quant(const int8_t* values, float scale, KQuantActivations& record) {
-  constexpr int kBlockOrder[8] = {0, 2, 1, 3, 4, 6, 5, 7};
   record.scale = scale;
   for (int block = 0; block < 8; ++block) {
-    std::memcpy(record.values + 32 * block, values + 32 * kBlockOrder[block], 32);
+    int8_t* first = record.values + block % 2 * 128 + block / 2 * 16;
+    std::memcpy(first, values + 32 * block, 16);
+    std::memcpy(first + 64, values + 32 * block + 16, 16);
     record.block_sums[block] = static_cast<int16_t>(sum_of(values + 32 * block, 32));
   }
 }
@@ -50,14 +53,31 @@ STRATAD_INLINE __m512i unpack_scales(__m512i headers) {
 }
 
 // Shuffles one row's scales (in every lane) to 16-bit elements as _mm512_packs_epi32 leaves the products:
-// four of one block, four of the next. `byte` is where the four scales begin.
-STRATAD_INLINE __m512i spread_scales(__m512i scales, int byte) {
+// four of block 2 L, four of block 2 L + 1 in lane L.
+STRATAD_INLINE __m512i spread_scales(__m512i scales) {
   constexpr int kZeroUpper = static_cast<int>(0x80008000u);
-  const auto element = [=](int block) { return kZeroUpper | twice(byte + block); };
+  const auto element = [](int byte) { return kZeroUpper | twice(byte); };
   return _mm512_shuffle_epi8(
-      scales, _mm512_setr_epi32(element(0), element(0), element(1), element(1), element(0), element(0),
-                                element(1), element(1), element(2), element(2), element(3), element(3),
-                                element(2), element(2), element(3), element(3)));
+      scales, _mm512_setr_epi32(element(0), element(0), element(1), element(1), element(2), element(2),
+                                element(3), element(3), element(8), element(8), element(9), element(9),
+                                element(10), element(10), element(11), element(11)));
+}
+
+// 128 bytes of 4 bits each: those of the first halves of all blocks (even ones in the lower 4 bits, odd ones
+// in the upper), those of the last halves.
+struct FourBits {
+  __m512i first, last;
+};
+
+STRATAD_INLINE FourBits load_four_bits(const char* bytes) {
+  const __m512i lower = load_512(bytes), upper = load_512(bytes + 64);
+  return {_mm512_shuffle_i64x2(lower, upper, 0x88), _mm512_shuffle_i64x2(lower, upper, 0xdd)};
+}
+
+// In each 32-bit element the products of four unsigned weights of each vector with values.
+STRATAD_INLINE __m512i sum_of_eight(__m512i first, __m512i last, const int8_t* values) {
+  const __m512i sum = _mm512_dpbusd_epi32(_mm512_setzero_si512(), first, load_512(values));
+  return _mm512_dpbusd_epi32(sum, last, load_512(values + 64));
 }
 
 // 256 weights of one row, in the order of KQuantActivations::values.
@@ -67,11 +87,11 @@ struct Q4KLayout {
 
   STRATAD_INLINE void unpack(const char* step, __m512i* weights) {
     const __m512i low_bits = _mm512_set1_epi8(15);
-    for (int half = 0; half < 2; ++half) {
-      const __m512i packed = load_once(step + 16 + 64 * half);
-      weights[2 * half] = _mm512_and_si512(packed, low_bits);
-      weights[2 * half + 1] = _mm512_and_si512(_mm512_srli_epi16(packed, 4), low_bits);
-    }
+    const FourBits bits = load_four_bits(step + 16);
+    weights[0] = _mm512_and_si512(bits.first, low_bits);
+    weights[1] = _mm512_and_si512(bits.last, low_bits);
+    weights[2] = _mm512_and_si512(_mm512_srli_epi16(bits.first, 4), low_bits);
+    weights[3] = _mm512_and_si512(_mm512_srli_epi16(bits.last, 4), low_bits);
   }
 };
 
@@ -79,20 +99,21 @@ struct Q5KLayout {
   static constexpr ggml_type kWeightType = GGML_TYPE_Q5_K;
   static constexpr int kBytes = 176;
 
-  // Bit b of the 32 bytes of fifth bits belongs to block b.
+  // Bit b of the 32 bytes of fifth bits belongs to block b: it is rotated to bit 4.
   STRATAD_INLINE void unpack(const char* step, __m512i* weights) {
-    const __m512i fifth_bits = _mm512_broadcast_i64x4(load_256(step + 16));
-    weights[0] = merge(load_512(step + 48), _mm512_sllv_epi16(fifth_bits, halves(4, 2)));
-    weights[1] =
-        merge(_mm512_srli_epi16(load_512(step + 48), 4), _mm512_sllv_epi16(fifth_bits, halves(3, 1)));
-    weights[2] = merge(load_512(step + 112), _mm512_srlv_epi16(fifth_bits, halves(0, 2)));
-    weights[3] =
-        merge(_mm512_srli_epi16(load_512(step + 112), 4), _mm512_srlv_epi16(fifth_bits, halves(1, 3)));
+    const FourBits bits = load_four_bits(step + 48);
+    const __m512i first = repeat_128(step + 16), last = repeat_128(step + 32);
+    const __m512i even = lanes(4, 2, 0, -2), odd = lanes(3, 1, -1, -3);
+    weights[0] = merge(bits.first, _mm512_rolv_epi32(first, even));
+    weights[1] = merge(bits.last, _mm512_rolv_epi32(last, even));
+    weights[2] = merge(_mm512_srli_epi16(bits.first, 4), _mm512_rolv_epi32(first, odd));
+    weights[3] = merge(_mm512_srli_epi16(bits.last, 4), _mm512_rolv_epi32(last, odd));
   }
 
  private:
-  STRATAD_INLINE __m512i halves(short lower, short upper) {
-    return _mm512_inserti64x4(_mm512_set1_epi16(lower), _mm256_set1_epi16(upper), 1);
+  STRATAD_INLINE __m512i lanes(int first, int second, int third, int fourth) {
+    return _mm512_setr_epi32(first, first, first, first, second, second, second, second, third, third, third,
+                             third, fourth, fourth, fourth, fourth);
   }
   // The lower 4 bits of one, bit 4 of the other, and nothing above.
   STRATAD_INLINE __m512i merge(__m512i four_bits, __m512i fifth_bit) {
@@ -153,42 +174,32 @@ struct KQuantType {
       }
       // Or gcc would see through the stores and shuffle after all.
       __asm__("" : "+m"(scales), "+m"(token_scales));
-      constexpr int kSharing = kSharingRows<kRowCount>;
-#pragma GCC unroll 4
-      for (int first_row = 0; first_row < kRowCount; first_row += kSharing) {
-        __m512i weights[kSharing][4], lower_scales[kSharing], upper_scales[kSharing];
-        for (int row = 0; row < kSharing; ++row) {
-          Layout::unpack(rows[first_row + row] + offset, weights[row]);
-          const __m512i block_scales = repeat_128(scales + 16 * (first_row + row));
-          lower_scales[row] = spread_scales(block_scales, 0);
-          upper_scales[row] = spread_scales(block_scales, 8);
-        }
+      for (int row = 0; row < kRowCount; ++row) {
+        __m512i weights[4];
+        Layout::unpack(rows[row] + offset, weights);
+        const __m512i block_scales = spread_scales(repeat_128(scales + 16 * row));
         for (int token = 0; token < kTokens; ++token) {
           const int8_t* values = tokens[token][step].values;
-          for (int row = 0; row < kSharing; ++row) {
-            // A sum of four products is at most 31 * 127 * 4 = 15748 in magnitude and fits 16 bits: two
-            // vectors become one, and one multiplication scales both.
-            const __m512i lower = pack_products(weights[row][0], weights[row][1], values);
-            const __m512i upper = pack_products(weights[row][2], weights[row][3], values + 128);
-            const __m512i sum =
-                _mm512_dpwssd_epi32(_mm512_madd_epi16(lower, lower_scales[row]), upper, upper_scales[row]);
-            __m512& product = products[token][first_row + row];
-            product = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum),
-                                      _mm512_set1_ps(token_scales[token][2 * (first_row + row)]), product);
-          }
+          // A sum of eight products is at most 31 * 127 * 8 = 31496 in magnitude and fits 16 bits: two
+          // vectors become one, and one multiplication scales both.
+          const __m512i even = sum_of_eight(weights[0], weights[1], values);
+          const __m512i odd = sum_of_eight(weights[2], weights[3], values + 128);
+          const __m512i sum = _mm512_madd_epi16(_mm512_packs_epi32(even, odd), block_scales);
+          products[token][row] = _mm512_fmadd_ps(
+              _mm512_cvtepi32_ps(sum), _mm512_set1_ps(token_scales[token][2 * row]), products[token][row]);
         }
       }
     }
 
     [[gnu::always_inline]] void finish(float* sums) const {
       for (int token = 0; token < kTokens; ++token) {
-        sum_rows<kRowCount>(products[token], sums + token * kRowCount);
         __m512 minimum = minima[token];
         minimum = _mm512_add_ps(minimum, _mm512_permute_ps(minimum, 0xb1));
         minimum = _mm512_add_ps(minimum, _mm512_permute_ps(minimum, 0x4e));
-        float by_lane[16];
-        _mm512_storeu_ps(by_lane, minimum);
-        for (int row = 0; row < kRowCount; ++row) sums[token * kRowCount + row] -= by_lane[4 * row];
+        const __m128 by_row =
+            _mm512_castps512_ps128(_mm512_permutexvar_ps(_mm512_set4_epi32(12, 8, 4, 0), minimum));
+        store_rows<kRowCount>(_mm_sub_ps(row_sums<kRowCount>(products[token]), by_row),
+                              sums + token * kRowCount);
       }
     }
   };

@@ -17,17 +17,16 @@ struct Q6KType {
 
   struct alignas(64) Activations {
     int8_t values[256];
-    // -16 times the sum of each block: added twice it takes back the 32 by which the weights are shifted.
-    // -32 times the sum would not fit.
-    int16_t offsets[16];
+    // -32 times each sum of four values: where an accumulator starts, to take back the 32 by which weights
+    // are shifted to make them unsigned.
+    int32_t offsets[64];
     float scale;
   };
 
   static void arrange(const int8_t* values, float scale, Activations& record) {
     record.scale = scale;
     std::memcpy(record.values, values, sizeof record.values);
-    for (int block = 0; block < 16; ++block)
-      record.offsets[block] = static_cast<int16_t>(-16 * sum_of(values + 16 * block, 16));
+    for (int lane = 0; lane < 64; ++lane) record.offsets[lane] = -32 * sum_of(values + 4 * lane, 4);
   }
 
   // Weights plus 32: 0 to 63.
@@ -64,41 +63,42 @@ struct Q6KType {
           _mm512_setr_epi32(twice(0), twice(0), twice(4), twice(4), twice(1), twice(1), twice(5), twice(5),
                             twice(2), twice(2), twice(6), twice(6), twice(3), twice(3), twice(7), twice(7));
       const __m512i upper_order = _mm512_add_epi16(lower_order, _mm512_set1_epi16(8));
-      constexpr int kSharing = kSharingRows<kRowCount>;
-#pragma GCC unroll 4
-      for (int first_row = 0; first_row < kRowCount; first_row += kSharing) {
-        __m512i weights[kSharing][4], scales[kSharing], lower_scales[kSharing], upper_scales[kSharing];
-        float scale[kSharing];
-        for (int row = 0; row < kSharing; ++row) {
-          const char* bytes = rows[first_row + row] + offset;
-          unpack(bytes, weights[row]);
-          scales[row] = _mm512_zextsi256_si512(_mm256_cvtepi8_epi16(load_128(bytes + kBlockScales)));
-          lower_scales[row] = _mm512_permutexvar_epi16(lower_order, scales[row]);
-          upper_scales[row] = _mm512_permutexvar_epi16(upper_order, scales[row]);
-          scale[row] = load_half(bytes + kScale);
-        }
-        for (int token = 0; token < kTokens; ++token) {
-          const Activations& activations = tokens[token][step];
-          const __m512i offsets = _mm512_zextsi256_si512(load_256(activations.offsets));
-          for (int row = 0; row < kSharing; ++row) {
-            // A sum of four products is at most 63 * 127 * 4 = 32004 in magnitude: it fits 16 bits.
-            const __m512i lower = pack_products(weights[row][0], weights[row][1], activations.values);
-            const __m512i upper = pack_products(weights[row][2], weights[row][3], activations.values + 128);
-            const __m512i half_offset = _mm512_madd_epi16(scales[row], offsets);
-            const __m512i both_offsets = _mm512_dpwssd_epi32(half_offset, scales[row], offsets);
-            const __m512i sum = _mm512_add_epi32(_mm512_dpwssd_epi32(both_offsets, lower, lower_scales[row]),
-                                                 _mm512_madd_epi16(upper, upper_scales[row]));
-            __m512& product = products[token][first_row + row];
-            product = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_set1_ps(scale[row] * activations.scale),
-                                      product);
-          }
+      __m512i weights[kRowCount][4], lower_scales[kRowCount], upper_scales[kRowCount];
+      float scale[kRowCount];
+      for (int row = 0; row < kRowCount; ++row) {
+        const char* bytes = rows[row] + offset;
+        unpack(bytes, weights[row]);
+        const __m512i scales = _mm512_zextsi256_si512(_mm256_cvtepi8_epi16(load_128(bytes + kBlockScales)));
+        lower_scales[row] = _mm512_permutexvar_epi16(lower_order, scales);
+        upper_scales[row] = _mm512_permutexvar_epi16(upper_order, scales);
+        scale[row] = load_half(bytes + kScale);
+      }
+      for (int token = 0; token < kTokens; ++token) {
+        const Activations& activations = tokens[token][step];
+        for (int row = 0; row < kRowCount; ++row) {
+          const __m512i lower =
+              pack_products(weights[row][0], weights[row][1], activations.values, activations.offsets);
+          const __m512i upper = pack_products(weights[row][2], weights[row][3], activations.values + 128,
+                                              activations.offsets + 32);
+          const __m512i sum =
+              _mm512_dpwssd_epi32(_mm512_madd_epi16(lower, lower_scales[row]), upper, upper_scales[row]);
+          products[token][row] = _mm512_fmadd_ps(
+              _mm512_cvtepi32_ps(sum), _mm512_set1_ps(scale[row] * activations.scale), products[token][row]);
         }
       }
     }
 
+    // A sum of four products is at most 32 * 127 * 4 = 16256 in magnitude: it fits 16 bits. Of every 128-bit
+    // lane four sums come from `first`, four from `second`.
+    STRATAD_INLINE __m512i pack_products(__m512i first, __m512i second, const int8_t* values,
+                                         const int32_t* offsets) {
+      return _mm512_packs_epi32(_mm512_dpbusd_epi32(load_512(offsets), first, load_512(values)),
+                                _mm512_dpbusd_epi32(load_512(offsets + 16), second, load_512(values + 64)));
+    }
+
     [[gnu::always_inline]] void finish(float* sums) const {
       for (int token = 0; token < kTokens; ++token)
-        sum_rows<kRowCount>(products[token], sums + token * kRowCount);
+        store_rows<kRowCount>(row_sums<kRowCount>(products[token]), sums + token * kRowCount);
     }
   };
 };

@@ -71,14 +71,6 @@ STRATAD_INLINE __m512i load_once(const void* address) {
   return value;
 }
 
-// Sums of four products each of 128 unsigned and 128 signed bytes, as 16-bit elements: of every 128-bit lane
-// four of the first vector, four of the second. The sums must fit 16 bits.
-STRATAD_INLINE __m512i pack_products(__m512i first, __m512i second, const int8_t* values) {
-  const __m512i zero = _mm512_setzero_si512();
-  return _mm512_packs_epi32(_mm512_dpbusd_epi32(zero, first, load_512(values)),
-                            _mm512_dpbusd_epi32(zero, second, load_512(values + 64)));
-}
-
 // 16 bits twice in 32: entries of the tables that permute or shuffle 16-bit elements.
 constexpr int twice(int value) {
   return value * 0x10001;
@@ -98,15 +90,19 @@ STRATAD_INLINE __m128 sums_of_lanes(__m512 first, __m512 second, __m512 third, _
 // Each row's lanes summed. One and two rows go through the tree of four, so that a row's bits do not depend
 // on how many are multiplied together.
 template <int kRowCount>
-STRATAD_INLINE void sum_rows(const __m512* lanes, float* sums) {
-  if constexpr (kRowCount == 4) {
-    _mm_storeu_ps(sums, sums_of_lanes(lanes[0], lanes[1], lanes[2], lanes[3]));
-  } else {
-    static_assert(kRowCount == 1 || kRowCount == 2);
-    float both[4];
-    _mm_storeu_ps(both, sums_of_lanes(lanes[0], lanes[kRowCount - 1], lanes[0], lanes[kRowCount - 1]));
-    for (int row = 0; row < kRowCount; ++row) sums[row] = both[row];
-  }
+STRATAD_INLINE __m128 row_sums(const __m512* lanes) {
+  static_assert(kRowCount == 1 || kRowCount == 2 || kRowCount == 4);
+  constexpr int kSecond = kRowCount == 1 ? 0 : 1;
+  if constexpr (kRowCount == 4) return sums_of_lanes(lanes[0], lanes[1], lanes[2], lanes[3]);
+  return sums_of_lanes(lanes[0], lanes[kSecond], lanes[0], lanes[kSecond]);
+}
+
+template <int kRowCount>
+STRATAD_INLINE void store_rows(__m128 values, float* sums) {
+  if constexpr (kRowCount == 4) return _mm_storeu_ps(sums, values);
+  float all[4];
+  _mm_storeu_ps(all, values);
+  for (int row = 0; row < kRowCount; ++row) sums[row] = all[row];
 }
 
 // Copies fewer bytes than `kBytes` and fills up with zeros. Masked loads touch no byte behind `count`.
@@ -118,11 +114,6 @@ STRATAD_INLINE void copy_padded(const char* from, int64_t count, char* to) {
     _mm512_store_si512(to + offset, _mm512_maskz_loadu_epi8(mask, from + offset));
   }
 }
-
-// Rows that share each load of activations: with several tokens these loads are what bounds the kernels on
-// Zen 4, which loads 64 bytes a cycle.
-template <int kRowCount>
-constexpr int kSharingRows = kRowCount == 1 ? 1 : 2;
 
 // What kernels/walk.hpp calls a format, made from a weight type that is read in steps. `Type` gives
 //   kStepColumns, kStepBytes     a step: so many weights of one row in so many bytes
