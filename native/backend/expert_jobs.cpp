@@ -252,8 +252,8 @@ void ProductJob::run(int phase, int slice, uint32_t task, int) noexcept {
   const int64_t input_rows = node_->src[1]->ne[1];
   by_slot_groups(
       routing_.slots(static_cast<int>(task / plan.count()) / parts_), [&](std::span<const int> slots) {
-        const char* inputs[kKernelTokens];
-        float* outputs[kKernelTokens];
+        const char* inputs[kTokenGroup];
+        float* outputs[kTokenGroup];
         for (size_t index = 0; index < slots.size(); ++index) {
           const int token = slots[index] / routing_.used_count(),
                     choice = slots[index] % routing_.used_count();
