@@ -1,8 +1,10 @@
-# setup demo test lint bench lab deb: each does its own set-up and may be run again at any time.
+# setup demo test lint bench bench-ci bench-peers lab deb: each does its own set-up and may be run again at any time.
 #
 #   make demo                   plan, start the daemon on the embedded model, stream a completion, stop
 #   make test                   every test that this machine can run
 #   make lab                    the service under real systemd, on virtual machines with several NUMA nodes
+#   make bench                  every speed bar as a ratio, in one table; bench-ci: those that fail a build
+#   make bench-peers            against plain llama.cpp and kt-kernel
 #   make deb                    the Debian package, in build/deb
 #   make setup NATIVE=OFF       ggml for the AVX2 baseline instead of this CPU (for packages)
 #   make PYTHON=python3.12 ...  another interpreter
@@ -18,7 +20,7 @@ JOBS := $(shell nproc)
 NATIVE_SOURCES := $(shell find native -type f) pyproject.toml packaging/bootstrap/build.py packaging/bootstrap/fetch_llama.py
 
 .DELETE_ON_ERROR:
-.PHONY: setup demo test lint bench lab deb clean
+.PHONY: setup demo test lint bench bench-ci bench-peers lab deb clean
 
 setup: $(VENV)/.built
 
@@ -53,6 +55,12 @@ lint: setup
 
 bench: setup
 	@$(BIN)/python -m tests.bench
+
+bench-ci: setup
+	@$(BIN)/python -m tests.bench --ci
+
+bench-peers: setup
+	@$(BIN)/python -m tests.bench.peers
 
 # Virtual machines with two nodes and more under real systemd: docs/LAB.md. `make lab SCENARIOS=tests/lab/scenario_x.py`
 SCENARIOS ?= tests/lab

@@ -86,18 +86,21 @@ def is_missed(result: Measured) -> bool:
     return result.bar.in_ci and result.verdict is Verdict.BELOW
 
 
+def parser() -> argparse.ArgumentParser:
+    """The command line's."""
+    made = argparse.ArgumentParser(prog="tests.bench", description=(__doc__ or "").splitlines()[0])
+    made.add_argument("--ci", action="store_true", help="only what counts in CI, with three tries")
+    made.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="parts to measure")
+    made.add_argument("--rounds", type=int, default=9)
+    made.add_argument("--tokens", type=int, default=24, help="decode steps an arm and round")
+    made.add_argument("--workers", type=int, nargs="+", help="default: 1 and all CPUs")
+    made.add_argument("--type", nargs="+", default=["Q4_K_M", "Q8_0"], help="weights of the synthetic model")
+    return made
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 1 when a bar that counts is missed."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--ci", action="store_true", help="only what counts in CI, with three tries")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="parts to measure")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--tokens", type=int, default=24, help="decode steps an arm and round")
-    parser.add_argument("--workers", type=int, nargs="+", help="default: 1 and all CPUs")
-    parser.add_argument(
-        "--type", nargs="+", default=["Q4_K_M", "Q8_0"], help="weights of the synthetic model"
-    )
-    options = parser.parse_args(arguments)
+    options = parser().parse_args(arguments)
     priority = "raised" if raise_priority() else "ordinary (a busy machine will show)"
     print(f"scheduler priority {priority}; row kernels here: {', '.join(native_programs.kernels_here())}")
     tries = CI_TRIES if options.ci else 1

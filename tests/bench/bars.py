@@ -47,6 +47,7 @@ BARS = (
     Bar("4", "row kernels 1 -> 2 workers, over the plain read's own", 0.85, 0.95, True),
     Bar("5", "decode over plain llama.cpp", 1.6, 2.2, False),
     Bar("6", "prefill of 512 tokens over plain llama.cpp", 1.5, 2.5, False),
+    Bar("7", "a layer's experts over 512 tokens, GFLOPS over kt-kernel", 0.7, 1.0, False),
     Bar("8", "pool dispatch and join over OpenMP fork and join", 0.5, 0.35, True, is_cost=True),
     Bar("9", "pool barrier over OpenMP barrier", 0.8, 0.6, True, is_cost=True),
     Bar("10", "arena placed, filled and locked over reading into fresh memory", 0.8, 0.95, True),
