@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 
@@ -26,11 +26,11 @@ def _only_one_lab() -> Iterator[None]:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Keeps journal and console of the machine on which a scenario failed."""
     report = yield
     machine = getattr(item, "funcargs", {}).get("machine")
-    if call.when == "call" and report.failed and isinstance(machine, Machine):
+    if report.failed and isinstance(machine, Machine):
         _REPORTS.mkdir(parents=True, exist_ok=True)
         name = re.sub(r"\W+", "-", item.nodeid.rpartition("::")[2])
         try:
@@ -53,5 +53,9 @@ def guest(request: pytest.FixtureRequest) -> Iterator[Machine]:
 @pytest.fixture
 def machine(guest: Machine) -> Iterator[Machine]:
     """The module's machine with nothing applied; what a scenario changed of the service is taken back."""
+    if not guest.is_on:
+        # One that was lost fails its own scenario only: the unit files are on its disk.
+        guest.switch_on()
     yield guest
-    stop_and_forget(guest)
+    if guest.is_on:
+        stop_and_forget(guest)

@@ -29,6 +29,7 @@ INSTALLATION = "/opt/stratad"
 
 _HOST_PACKAGES = {
     "qemu-system-x86_64": "qemu-system-x86",
+    "qemu-img": "qemu-utils",
     "mmdebstrap": "mmdebstrap",
     "mke2fs": "e2fsprogs",
     "lz4": "lz4",
@@ -89,6 +90,9 @@ def lab_lock() -> Iterator[None]:
     """One lab at a time builds or boots."""
     with (cache_directory() / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        # Of a lab that was killed.
+        for folder in cache_directory().glob("vm-*"):
+            shutil.rmtree(folder)
         yield
 
 
@@ -159,6 +163,13 @@ def root_image() -> Path:
         _dress(tree)
         _pack(tree, image, _ROOT_MEBIBYTES, "labroot")
     return image
+
+
+def overlay(base: Path, folder: Path) -> Path:
+    """A disk in `folder` with everything on `base`, which keeps what is written to it to itself."""
+    disk = folder / "disk.qcow2"
+    _run(["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", str(base), str(disk)])
+    return disk
 
 
 def _debian_tree() -> Path:

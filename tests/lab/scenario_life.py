@@ -7,6 +7,7 @@ from tests.lab.machine import Answer, Machine
 from tests.lab.serving import (
     GREEDY,
     apply,
+    arena_pages,
     cgroup,
     complete,
     configure,
@@ -41,6 +42,10 @@ def split(machine: Machine, *, placement: str = "", more: str = "") -> None:
 
 def restarts(machine: Machine) -> int:
     return int(machine.check("systemctl", "show", "--value", "-p", "NRestarts", "stratad"))
+
+
+def requests_running(machine: Machine) -> int:
+    return int(machine.http("GET", "/status").document["decode"]["requests_running"])
 
 
 def is_serving(machine: Machine) -> bool:
@@ -82,10 +87,7 @@ def test_a_wedged_decode_loop_is_restarted_by_the_watchdog(machine: Machine) -> 
 def test_sigterm_lets_a_running_stream_finish(machine: Machine) -> None:
     split(machine)
     request = machine.start("http", method="POST", path="/v1/completions", body=LONG)
-    wait_for(
-        lambda: machine.http("GET", "/status").document["decode"]["requests_running"] == 1,
-        "a running request",
-    )
+    wait_for(lambda: requests_running(machine) == 1, "a running request")
     machine.check("systemctl", "stop", "stratad")
     answer = Answer(**request.result(120))
     assert answer.status == 200
@@ -228,10 +230,35 @@ def test_numa_balancing_does_not_erode_a_placed_arena(machine: Machine) -> None:
     assert node_counts(machine) == before
 
 
-def test_pages_that_somebody_moves_are_noticed_and_told(machine: Machine) -> None:
-    split(machine, more="[metrics]\nplacement_check_seconds = 2.0\n")
-    assert state(machine) == "ready"
+def move_all_to_node_1(machine: Machine) -> None:
     machine.check("migratepages", str(process_id(machine)), "0", "1")
+
+
+def test_pages_that_somebody_moves_are_moved_back_under_a_stream(machine: Machine) -> None:
+    split(machine, more="[metrics]\nplacement_check_seconds = 2.0\n")
+    before, answer = node_counts(machine), complete(machine)
+    request = machine.start("http", method="POST", path="/v1/completions", body=LONG)
+    wait_for(lambda: requests_running(machine) == 1, "a running request")
+    move_all_to_node_1(machine)
+    wait_for(
+        lambda: (
+            metrics(machine)["stratad_placement_repaired_pages_total"] > 0
+            and arena_pages(machine).get(0, 0) >= 0.95 * before[0]
+        ),
+        "the repair",
+    )
+    wait_for(lambda: state(machine) == "ready", "the all-clear")
+    assert node_counts(machine)[0] >= 0.95 * before[0]
+    assert "placement-repaired" in reason_codes(machine)
+    streamed = Answer(**request.result(240))
+    assert streamed.text.rstrip().endswith("data: [DONE]"), streamed.text[-300:]
+    assert complete(machine) == answer
+
+
+def test_without_repair_pages_that_somebody_moves_are_noticed_and_told(machine: Machine) -> None:
+    split(machine, placement="repair = false", more="[metrics]\nplacement_check_seconds = 2.0\n")
+    assert state(machine) == "ready"
+    move_all_to_node_1(machine)
     assert node_counts(machine).keys() == {1}
     wait_for(lambda: "placement-below-limit" in reason_codes(machine), "a complaint")
     assert state(machine) == "degraded"

@@ -1,12 +1,11 @@
 // Row kernels: right against sums in double precision and against ggml, the same bits however rows are cut
 // and tokens are batched, and no byte read or written outside of what they were given.
-#include <sys/mman.h>
-#include <unistd.h>
-
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <random>
@@ -15,12 +14,14 @@
 
 #include "check.hpp"
 #include "ggml-cpu.h"
+#include "guarded_bytes.hpp"
 #include "kernels/kernel_table.hpp"
 #include "kernels/row_kernel.hpp"
 
 namespace {
 
 using namespace stratad;
+using stratad::test::GuardedBytes;
 
 constexpr ggml_type kExpectedTypes[] = {GGML_TYPE_Q4_K, GGML_TYPE_Q5_K, GGML_TYPE_Q6_K,   GGML_TYPE_IQ4_XS,
                                         GGML_TYPE_Q8_0, GGML_TYPE_Q4_0, GGML_TYPE_IQ4_NL, GGML_TYPE_MXFP4,
@@ -31,30 +32,6 @@ constexpr int64_t kRowCounts[] = {0, 1, 2, 3, 5, 16, 17};
 constexpr double kLargestError = 2e-6;     // of the sum of the products' magnitudes
 constexpr double kLargestNmse = 1e-6;      // against ggml's own dot product
 constexpr double kSmallestNormal = 1e-36;  // below it floats lose digits, in ggml's kernels as in ours
-
-// Bytes that end where an unreadable page begins: a read behind them ends the test.
-class GuardedBytes {
- public:
-  explicit GuardedBytes(size_t size) : size_(size) {
-    const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-    mapped_bytes_ = (size + page - 1) / page * page + page;
-    void* mapping = mmap(nullptr, mapped_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (mapping == MAP_FAILED) std::abort();
-    mapping_ = static_cast<char*>(mapping);
-    if (mprotect(mapping_ + mapped_bytes_ - page, page, PROT_NONE) != 0) std::abort();
-    bytes_ = mapping_ + mapped_bytes_ - page - size;
-  }
-  GuardedBytes(const GuardedBytes&) = delete;
-  GuardedBytes& operator=(const GuardedBytes&) = delete;
-  ~GuardedBytes() { munmap(mapping_, mapped_bytes_); }
-  char* begin() const noexcept { return bytes_; }
-  char* end() const noexcept { return bytes_ + size_; }
-
- private:
-  size_t size_ = 0, mapped_bytes_ = 0;
-  char* mapping_ = nullptr;
-  char* bytes_ = nullptr;
-};
 
 // ---- What weights are made of.
 
@@ -319,6 +296,11 @@ bool same_bits(const std::vector<float>& values, const std::vector<float>& expec
          std::memcmp(values.data(), expected.data() + first_row, values.size() * sizeof(float)) == 0;
 }
 
+void check_same(bool is_same, const Case& test, const char* what) {
+  if (!is_same) std::fprintf(stderr, "%s: bits depend on %s\n", test.name().c_str(), what);
+  CHECK(is_same);
+}
+
 // The numbers themselves: against double precision, and against ggml.
 void check_values(const Case& test, const Weights (&weights)[2], const Tokens& tokens) {
   const auto* traits = ggml_get_type_traits_cpu(test.kernel.weight_type);
@@ -388,8 +370,7 @@ void check_bits(const Case& test, const Weights (&weights)[2]) {
           }
         }
   }
-  if (!is_same) std::fprintf(stderr, "%s: bits differ\n", test.name().c_str());
-  CHECK(is_same);
+  check_same(is_same, test, "rows, tokens or addresses");
 }
 
 // Any cut of a run into two.
@@ -406,8 +387,50 @@ void check_cuts(const Case& test, const Weights& weights) {
       is_same = is_same && same_bits(products[0][0], test.expected[0][0], begin) &&
                 same_bits(products[0][1], test.expected[0][3], begin);
     }
-  if (!is_same) std::fprintf(stderr, "%s: a cut changes bits\n", test.name().c_str());
-  CHECK(is_same);
+  check_same(is_same, test, "a cut");
+}
+
+// Panels: one run, any number of tokens.
+std::vector<std::vector<float>> multiply_panels(const Case& test, const char* rows, int64_t row_count,
+                                                size_t row_bytes, int token_count) {
+  std::vector<std::vector<float>> products;
+  std::vector<const void*> activations;
+  std::vector<float*> outputs;
+  for (int token = 0; token < token_count; ++token) {
+    products.push_back(poisoned(static_cast<size_t>(row_count) + kGuards));
+    activations.push_back(test.activations[static_cast<size_t>(token % kKernelTokens)].get());
+  }
+  for (auto& values : products) outputs.push_back(values.data());
+  test.kernel.multiply_panels(rows, row_count, row_bytes, test.columns, activations.data(), token_count,
+                              outputs.data());
+  for (auto& values : products) {
+    for (size_t row = 0; row < values.size(); ++row)
+      CHECK(is_poison(values[row]) == (row >= static_cast<size_t>(row_count)));
+    values.resize(static_cast<size_t>(row_count));
+  }
+  return products;
+}
+
+// The numbers, and the same bits for any number of rows and tokens.
+void check_panels(Case test, const Weights (&weights)[2], const Tokens& tokens) {
+  const size_t row_bytes = weights[0].row_bytes();
+  for (size_t run = 0; run < 2; ++run) {
+    const auto products = multiply_panels(test, weights[run].row(0), kMaximumRows, row_bytes, kKernelTokens);
+    std::copy(products.begin(), products.end(), test.expected[run].begin());
+  }
+  check_values(test, weights, tokens);
+  const GuardedBytes memory(weights[0].bytes().size());
+  std::memcpy(memory.begin(), weights[0].bytes().data(), weights[0].bytes().size());
+  bool is_same = true;
+  for (int64_t row_count : kRowCounts)
+    for (int token_count : {1, 2, 5, 8, 66}) {
+      const char* rows = memory.end() - static_cast<size_t>(row_count) * row_bytes;
+      const auto products = multiply_panels(test, rows, row_count, row_bytes, token_count);
+      for (size_t token = 0; token < products.size(); ++token)
+        is_same = is_same && same_bits(products[token], test.expected[0][token % kKernelTokens],
+                                       kMaximumRows - row_count);
+    }
+  check_same(is_same, test, "panels");
 }
 
 void test_kernel(const RowKernel& kernel, int64_t columns, const Filling& filling, std::mt19937& random) {
@@ -426,6 +449,7 @@ void test_kernel(const RowKernel& kernel, int64_t columns, const Filling& fillin
   check_values(test, weights, tokens);
   check_bits(test, weights);
   check_cuts(test, weights[0]);
+  if (kernel.multiply_panels != nullptr) check_panels(std::move(test), weights, tokens);
 }
 
 void test_kernels(InstructionSet set, std::span<const RowKernel> kernels) {

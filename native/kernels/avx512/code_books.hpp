@@ -68,11 +68,30 @@ struct CodeBookType {
 
   struct alignas(64) Activations : CodeBookValues {
     float scales[8];
+    int32_t block_offsets[8];  // each the sum of a block's offsets, for panels
   };
 
   static void arrange(const int8_t* values, const float* scales, Activations& record) {
     arrange_by_halves(values, record);
     std::memcpy(record.scales, scales, sizeof record.scales);
+    for (int block = 0; block < 8; ++block)
+      record.block_offsets[block] = -128 * sum_of(values + 32 * block, 32);
+  }
+
+  STRATAD_INLINE __m256 load_scales(const char* blocks) { return Layout::load_scales(blocks); }
+
+  STRATAD_INLINE void unpack(const char* step, __m512i* weights) {
+    for (int quad = 0; quad < 2; ++quad) {
+      const CodedWeights coded =
+          look_up(load_quad(step + 4 * quad * kBlockBytes), load_code_book(Layout::kCodeBook));
+      weights[2 * quad] = coded.first;
+      weights[2 * quad + 1] = coded.last;
+    }
+  }
+
+  // Which four values of a step are the block's values 4 `part` to 4 `part` + 3.
+  static constexpr int panel_element(int block, int part) {
+    return block / 4 * 32 + part / 4 * 16 + block % 4 * 4 + part % 4;
   }
 
   // The indices of four blocks, one block in each lane.

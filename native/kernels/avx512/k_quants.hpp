@@ -124,13 +124,18 @@ struct Q5KLayout {
 };
 
 template <class Layout>
-struct KQuantType {
+struct KQuantType : Layout {
   static constexpr ggml_type kWeightType = Layout::kWeightType;
   static constexpr int kRows = 4, kStepColumns = 256, kUnitColumns = 256, kStepBytes = Layout::kBytes;
   using Activations = KQuantActivations;
 
   static void arrange(const int8_t* values, float scale, Activations& record) {
     arrange_k_quant(values, scale, record);
+  }
+
+  // Which four values of a step are the block's values 4 `part` to 4 `part` + 3.
+  static constexpr int panel_element(int block, int part) {
+    return block % 2 * 32 + part / 4 * 16 + block / 2 * 4 + part % 4;
   }
 
   template <int kRowCount, int kTokens>

@@ -20,6 +20,7 @@ struct Q6KType {
     // -32 times each sum of four values: where an accumulator starts, to take back the 32 by which weights
     // are shifted to make them unsigned.
     int32_t offsets[64];
+    int32_t block_offsets[16];  // each the sum of a block's offsets, for panels
     float scale;
   };
 
@@ -27,6 +28,8 @@ struct Q6KType {
     record.scale = scale;
     std::memcpy(record.values, values, sizeof record.values);
     for (int lane = 0; lane < 64; ++lane) record.offsets[lane] = -32 * sum_of(values + 4 * lane, 4);
+    for (int block = 0; block < 16; ++block)
+      record.block_offsets[block] = -32 * sum_of(values + 16 * block, 16);
   }
 
   // Weights plus 32: 0 to 63.

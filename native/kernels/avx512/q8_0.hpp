@@ -17,13 +17,32 @@ struct Q80Type {
     // are shifted to make them unsigned.
     int32_t offsets[64];
     float scales[8];
+    int32_t block_offsets[8];  // each the sum of a block's offsets, for panels
   };
 
   static void arrange(const int8_t* values, const float* scales, Activations& record) {
     std::memcpy(record.values, values, sizeof record.values);
     std::memcpy(record.scales, scales, sizeof record.scales);
     for (int lane = 0; lane < 64; ++lane) record.offsets[lane] = -128 * sum_of(values + 4 * lane, 4);
+    for (int block = 0; block < 8; ++block)
+      record.block_offsets[block] = -128 * sum_of(values + 32 * block, 32);
   }
+
+  STRATAD_INLINE __m256 load_scales(const char* blocks) { return load_halves<kBlockBytes>(blocks); }
+
+  // Of the pair of blocks that begins here the weights, plus 128.
+  STRATAD_INLINE __m512i load_pair(const char* blocks) {
+    const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(load_256(blocks + 2)),
+                                            load_256(blocks + kBlockBytes + 2), 1);
+    return _mm512_xor_si512(both, _mm512_set1_epi8(static_cast<char>(0x80)));
+  }
+
+  STRATAD_INLINE void unpack(const char* step, __m512i* weights) {
+    for (int pair = 0; pair < 4; ++pair) weights[pair] = load_pair(step + 2 * pair * kBlockBytes);
+  }
+
+  // Which four values of a step are the block's values 4 `part` to 4 `part` + 3.
+  static constexpr int panel_element(int block, int part) { return 8 * block + part; }
 
   template <int kRowCount, int kTokens>
   struct Sums {
@@ -36,11 +55,10 @@ struct Q80Type {
 
     [[gnu::always_inline]] void add(const char* const* rows, int64_t offset, const Activations* const* tokens,
                                     int64_t step) {
-      const __m512i sign_bits = _mm512_set1_epi8(static_cast<char>(0x80));
       const __m512i pair_lanes = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
       __m512 scales[kTokens][kRowCount];
       for (int row = 0; row < kRowCount; ++row) {
-        const __m256 row_scales = load_halves<kBlockBytes>(rows[row] + offset);
+        const __m256 row_scales = load_scales(rows[row] + offset);
         for (int token = 0; token < kTokens; ++token)
           scales[token][row] =
               _mm512_castps256_ps512(_mm256_mul_ps(row_scales, _mm256_load_ps(tokens[token][step].scales)));
@@ -50,10 +68,7 @@ struct Q80Type {
         const __m512i lanes = _mm512_add_epi32(pair_lanes, _mm512_set1_epi32(2 * pair));
         __m512i weights[kRowCount];
         for (int row = 0; row < kRowCount; ++row) {
-          const char* block = rows[row] + offset + 2 * pair * kBlockBytes;
-          const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(load_256(block + 2)),
-                                                  load_256(block + kBlockBytes + 2), 1);
-          weights[row] = _mm512_xor_si512(both, sign_bits);
+          weights[row] = load_pair(rows[row] + offset + 2 * pair * kBlockBytes);
         }
         for (int token = 0; token < kTokens; ++token) {
           const Activations& activations = tokens[token][step];

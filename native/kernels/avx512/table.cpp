@@ -1,6 +1,7 @@
 #include "kernels/avx512/code_books.hpp"
 #include "kernels/avx512/floats.hpp"
 #include "kernels/avx512/k_quants.hpp"
+#include "kernels/avx512/panels.hpp"
 #include "kernels/avx512/q6_k.hpp"
 #include "kernels/avx512/q8_0.hpp"
 #include "kernels/kernel_table.hpp"
@@ -8,24 +9,44 @@
 namespace stratad {
 namespace {
 
-using Quantise = void (*)(const float*, int64_t, void*) noexcept;
+using Quantise = void(const float*, int64_t, void*) noexcept;
+using MultiplyPanels = void(const char*, int64_t, size_t, int64_t, const void* const*, int,
+                            float* const*) noexcept;
 
 template <class Format>
-constexpr RowKernel kernel(Quantise quantise) {
+constexpr RowKernel kernel(Quantise* quantise, MultiplyPanels* panels = nullptr) {
   return {Format::kWeightType,
           InstructionSet::kAvx512Vnni,
           Format::kUnitColumns,
           activation_bytes<Format>,
           quantise,
-          multiply<Format>};
+          multiply<Format>,
+          panels};
+}
+
+template <class Type>
+constexpr RowKernel block_kernel() {
+  using Format = SteppedFormat<Type>;
+  return kernel<Format>(quantise_to_q8_0<Format>, multiply_panels<BlockPanel<Type>>);
+}
+
+template <class Type>
+constexpr RowKernel k_quant_kernel() {
+  using Format = SteppedFormat<Type>;
+  return kernel<Format>(quantise_to_q8_k<Format>, multiply_panels<KQuantPanel<Type>>);
 }
 
 constexpr RowKernel kKernels[] = {
-    kernel<Q4KFormat>(quantise_to_q8_k<Q4KFormat>),     kernel<Q5KFormat>(quantise_to_q8_k<Q5KFormat>),
-    kernel<Q6KFormat>(quantise_to_q8_k<Q6KFormat>),     kernel<IQ4XSFormat>(quantise_to_q8_k<IQ4XSFormat>),
-    kernel<Q80Format>(quantise_to_q8_0<Q80Format>),     kernel<Q40Format>(quantise_to_q8_0<Q40Format>),
-    kernel<IQ4NLFormat>(quantise_to_q8_0<IQ4NLFormat>), kernel<MXFP4Format>(quantise_to_q8_0<MXFP4Format>),
-    kernel<BF16Format>(round_to_16_bits<BF16Format>),   kernel<F16Format>(round_to_16_bits<F16Format>),
+    k_quant_kernel<KQuantType<Q4KLayout>>(),
+    k_quant_kernel<KQuantType<Q5KLayout>>(),
+    kernel<Q6KFormat>(quantise_to_q8_k<Q6KFormat>, multiply_panels<Q6KPanel>),
+    kernel<IQ4XSFormat>(quantise_to_q8_k<IQ4XSFormat>),
+    block_kernel<Q80Type>(),
+    block_kernel<CodeBookType<Q40Layout>>(),
+    block_kernel<CodeBookType<IQ4NLLayout>>(),
+    block_kernel<CodeBookType<MXFP4Layout>>(),
+    kernel<BF16Format>(round_to_16_bits<BF16Format>),
+    kernel<F16Format>(round_to_16_bits<F16Format>),
 };
 
 }  // namespace

@@ -159,7 +159,7 @@ def main() -> None:
     """Serves the port until the machine goes down."""
     lock = threading.Lock()
     with Path(sys.argv[1]).open("r+b", buffering=0) as port:
-        send(port, {"id": -1, "result": read("/proc/sys/kernel/random/boot_id")})
+        send(port, {"id": 0, "result": "up"})
         pending = b""
         while True:
             # Nobody at the other end reads as an empty answer until somebody comes.
