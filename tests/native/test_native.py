@@ -48,6 +48,10 @@ def test_arena_cuts_placing_and_filling(build: Path) -> None:
     assert run(build, "arena_test") == "arena: 0 failures\n"
 
 
+def test_a_graph_in_own_mode(build: Path) -> None:
+    assert run(build, "own_graph_test") == "own graph: 0 failures\n"
+
+
 @pytest.mark.parametrize(("family", "expert_type"), [("qwen3moe", "Q4_K"), ("gpt-oss", "MXFP4")])
 def test_loading_and_decoding(build: Path, family: str, expert_type: str, tmp_path: Path) -> None:
     path = gguf_models.write_model(tmp_path / "model.gguf", family, expert_type)
