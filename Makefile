@@ -2,6 +2,7 @@
 #
 #   make demo                   plan, start the daemon on the embedded model, stream a completion, stop
 #   make test                   every test that this machine can run
+#   make test-upstream          llama.cpp's own operator tests, run on our device
 #   make lab                    the service under real systemd, on virtual machines with several NUMA nodes
 #   make bench                  every speed bar as a ratio, in one table; bench-ci: those that fail a build
 #   make bench-peers            against plain llama.cpp and kt-kernel
@@ -20,7 +21,7 @@ JOBS := $(shell nproc)
 NATIVE_SOURCES := $(shell find native -type f) pyproject.toml packaging/bootstrap/build.py packaging/bootstrap/fetch_llama.py
 
 .DELETE_ON_ERROR:
-.PHONY: setup demo test lint bench bench-ci bench-peers lab deb clean
+.PHONY: setup demo test test-upstream lint bench bench-ci bench-peers lab deb clean
 
 setup: $(VENV)/.built
 
@@ -46,6 +47,11 @@ demo: setup
 
 test: setup
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
+
+# Upstream's own tests of every operation, against our device. `make test-upstream CASES=--all` takes hours.
+CASES ?=
+test-upstream: setup
+	@$(BIN)/python -m tests.upstream $(CASES)
 
 lint: setup
 	@$(BIN)/ruff check .

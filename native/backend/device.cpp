@@ -130,6 +130,7 @@ void set_device_options(const DeviceOptions& options) {
   device.fuse_chains.store(options.fuse_chains, std::memory_order_relaxed);
   const std::lock_guard guard(device.mutex);
   device.kernels = options.kernels;
+  device.smallest_product_bytes = options.smallest_product_bytes;
 }
 
 DeviceCounters device_counters() {

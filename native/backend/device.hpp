@@ -26,6 +26,8 @@ struct DeviceOptions {
   bool fuse_chains = true;  // off: op by op, for tests
   // Row kernels for the types that have them; none: ggml's dot products, with ggml's bits.
   std::optional<InstructionSet> kernels;
+  // Own mode: a smaller dense product is not worth waking the pool for.
+  size_t smallest_product_bytes = size_t{16} << 10;
 };
 
 struct DeviceCounters {

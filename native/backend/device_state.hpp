@@ -23,6 +23,7 @@ struct DeviceState {
   std::atomic<int> max_pool_tokens{DeviceOptions{}.max_pool_tokens};
   std::atomic<bool> fuse_chains{DeviceOptions{}.fuse_chains};
   std::optional<InstructionSet> kernels;
+  size_t smallest_product_bytes = DeviceOptions{}.smallest_product_bytes;
   DeviceCounters counters;
   std::vector<std::unique_ptr<Lane>> lanes;  // one for each worker; the first is the calling thread's
   ChainJob chain_job;

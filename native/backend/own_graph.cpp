@@ -8,8 +8,6 @@
 namespace stratad {
 namespace {
 
-// Below this a product is not worth waking the pool for.
-constexpr size_t kSmallestPoolBytes = size_t{16} << 10;
 // From here on an operation between pool jobs is worth all of ggml's threads. Only one that the pool does not
 // know gets this far in a decode step.
 constexpr size_t kLargestStretchBytes = size_t{1} << 20;
@@ -70,7 +68,8 @@ OwnGraph::Kind OwnGraph::kind_of(const ggml_tensor* node) const noexcept {
     case GGML_OP_MUL_MAT_ID:
       return device_.takes_experts(node) ? Kind::kExperts : Kind::kSmall;
     case GGML_OP_MUL_MAT:
-      return ggml_nbytes(node->src[0]) >= kSmallestPoolBytes ? kind_of_product(node) : Kind::kSmall;
+      return ggml_nbytes(node->src[0]) >= device_.smallest_product_bytes ? kind_of_product(node)
+                                                                         : Kind::kSmall;
     case GGML_OP_FLASH_ATTN_EXT:
       return is_cut_by_heads(node) ? Kind::kAttention : Kind::kSmall;
     default:

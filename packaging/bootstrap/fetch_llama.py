@@ -23,6 +23,8 @@ SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
 ARCHIVE_NAME = f"llama_cpp_python-{VERSION}.tar.gz"
 # What configures and compiles by itself (docs/adr/0001-llama-cpp-as-engine.md).
 NEEDED = ("CMakeLists.txt", "cmake/", "src/", "include/", "vendor/", "licenses/", "ggml/", "LICENSE")
+# And upstream's own test of every operation, which `make test-upstream` runs against our device.
+OPERATOR_TEST = "tests/test-backend-ops.cpp"
 PREFIX = f"llama_cpp_python-{VERSION}/vendor/llama.cpp/"
 
 
@@ -77,7 +79,7 @@ def download(folder: Path) -> Path:
 
 
 def unpack(archive: Path, target: Path) -> None:
-    """The needed part of the source in `target`, whole or not at all.
+    """The needed part of the source in `target`, whole or not at all; where it stands already, what it lacks.
 
     Files are written one by one: Debian 12's Python lacks tarfile's extraction filters, and nothing but regular
     files under our prefix is wanted anyway.
@@ -88,7 +90,9 @@ def unpack(archive: Path, target: Path) -> None:
         with tarfile.open(archive) as package:
             for member in package:
                 relative = PurePosixPath(member.name.removeprefix(PREFIX))
-                is_wanted = member.name.startswith(PREFIX) and str(relative).startswith(NEEDED)
+                is_wanted = member.name.startswith(PREFIX) and str(relative).startswith(
+                    (*NEEDED, OPERATOR_TEST)
+                )
                 if not is_wanted or not member.isfile() or ".." in relative.parts:
                     continue
                 (scratch / relative).parent.mkdir(parents=True, exist_ok=True)
@@ -98,8 +102,15 @@ def unpack(archive: Path, target: Path) -> None:
                     shutil.copyfileobj(content, file)
         if not (scratch / "CMakeLists.txt").exists():
             raise FetchError(f"{archive.name} holds no llama.cpp source")
-        shutil.rmtree(target, ignore_errors=True)
-        scratch.rename(target)
+        if not target.exists():
+            scratch.rename(target)
+            return
+        # Unpacked when less was needed. What is there stays: builds may be reading it, and go by its times.
+        for path in sorted(scratch.rglob("*")):
+            place = target / path.relative_to(scratch)
+            if path.is_file() and not place.exists():
+                place.parent.mkdir(parents=True, exist_ok=True)
+                path.rename(place)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -111,7 +122,7 @@ def main() -> int:
     cache: Path = parser.parse_args().cache
     source = cache / f"llama-{VERSION}-{SHA256[:12]}"
     try:
-        if not (source / "CMakeLists.txt").exists():
+        if not all((source / name).exists() for name in ("CMakeLists.txt", OPERATOR_TEST)):
             cache.mkdir(parents=True, exist_ok=True)
             archive = download(cache)
             unpack(archive, source)

@@ -47,18 +47,19 @@ int main(int argc, char** argv) {
   if (argc != 2) return 2;
   const auto plain = Model::load({.paths = {argv[1]}, .use_arena = false}, nullptr, {});
   const std::vector<float> reference = logits_of(plain);
-  for (int slices : {1, 2, 3})
-    for (int workers : {1, 3}) {
-      int calls = 0;
-      const auto placed = Model::load({.paths = {argv[1]}}, pool_of(workers, slices),
-                                      [&](const char*, double) { return ++calls > 0; });
-      CHECK(calls > 1);
-      CHECK(placed->arenas().size() == 1);
-      for (bool fuse_chains : {true, false}) {
-        set_device_options({.fuse_chains = fuse_chains});
-        CHECK(equal(logits_of(placed), reference));
+  for (ArenaScope scope : {ArenaScope::kExperts, ArenaScope::kWeights})
+    for (int slices : {1, 2, 3})
+      for (int workers : {1, 3}) {
+        int calls = 0;
+        const auto placed = Model::load({.paths = {argv[1]}, .scope = scope}, pool_of(workers, slices),
+                                        [&](const char*, double) { return ++calls > 0; });
+        CHECK(calls > 1);
+        CHECK(placed->arenas().size() == 1);
+        for (bool fuse_chains : {true, false}) {
+          set_device_options({.fuse_chains = fuse_chains});
+          CHECK(equal(logits_of(placed), reference));
+        }
       }
-    }
   const bool is_cancelled = test::throws<LoadCancelled>(
       [&] { Model::load({.paths = {argv[1]}}, pool_of(2, 2), [](const char*, double) { return false; }); });
   CHECK(is_cancelled);

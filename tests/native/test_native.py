@@ -52,6 +52,10 @@ def test_row_kernels_of_every_type_and_instruction_set(build: Path) -> None:
     assert run(build, "kernel_test") == "kernel: 0 failures\n"
 
 
+def test_a_graph_in_own_mode(build: Path) -> None:
+    assert run(build, "own_graph_test") == "own graph: 0 failures\n"
+
+
 @pytest.mark.parametrize(("family", "expert_type"), [("qwen3moe", "Q4_K"), ("gpt-oss", "MXFP4")])
 def test_loading_and_decoding(build: Path, family: str, expert_type: str, tmp_path: Path) -> None:
     path = gguf_models.write_model(tmp_path / "model.gguf", family, expert_type)
