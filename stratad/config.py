@@ -84,8 +84,14 @@ class PlacementSection:
         int, Field(ge=0, le=1_000_000, description="How long an idle worker spins before it sleeps.")
     ] = 50
     max_pool_tokens: Annotated[
-        int, Field(ge=1, le=512, description="Largest batch that the pool computes; larger ones go to ggml.")
-    ] = 8
+        int | None,
+        Field(
+            ge=1,
+            le=1_048_576,
+            description="Largest batch that the pool computes; larger ones go to ggml. Default: any where the "
+            "row kernels have panels for many tokens, else 8.",
+        ),
+    ] = None
     kernels: Annotated[
         KernelChoice,
         Field(

@@ -19,10 +19,13 @@
 
 namespace stratad {
 
+inline constexpr int kRowByRowTokens = 8;
+
 struct DeviceOptions {
-  // Batches of more tokens are left to ggml's CPU backend, which computes them on our arena in place: its
-  // tiled kernel wins from about 8 rows an expert (ADR 0001).
-  int max_pool_tokens = 8;
+  // Batches of more tokens are left to ggml's CPU backend, which computes them on our arena in place. None:
+  // the pool takes any batch whose weights have panels (RowKernel::multiply_panels), and of others only
+  // kRowByRowTokens, from where ggml's tiled kernels win (ADR 0001).
+  std::optional<int> max_pool_tokens;
   bool fuse_chains = true;  // off: op by op, for tests
   // Row kernels for the types that have them; none: ggml's dot products, with ggml's bits.
   std::optional<InstructionSet> kernels;

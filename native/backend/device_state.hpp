@@ -20,9 +20,9 @@ struct DeviceState {
   std::mutex mutex;
   std::shared_ptr<Pool> pool;
   std::atomic<bool> has_pool{false};
-  std::atomic<int> max_pool_tokens{DeviceOptions{}.max_pool_tokens};
+  std::atomic<std::optional<int>> max_pool_tokens;
   std::atomic<bool> fuse_chains{DeviceOptions{}.fuse_chains};
-  std::optional<InstructionSet> kernels;
+  std::atomic<std::optional<InstructionSet>> kernels;
   size_t smallest_product_bytes = DeviceOptions{}.smallest_product_bytes;
   DeviceCounters counters;
   std::vector<std::unique_ptr<Lane>> lanes;  // one for each worker; the first is the calling thread's
@@ -35,6 +35,8 @@ struct DeviceState {
 
   static DeviceState& instance();
 
+  // Whether a batch of so many tokens is the pool's, as far as this weight is concerned.
+  bool takes_batch(const ggml_tensor* weight, int64_t tokens) const noexcept;
   // Whether MUL_MAT_ID is one that the pool can take: by type and number of tokens.
   bool takes_experts(const ggml_tensor* node) const noexcept;
   // Computes the chain that begins at node `first`, or else that product alone. Returns how many nodes of the

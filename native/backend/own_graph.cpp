@@ -28,20 +28,31 @@ size_t work_bytes(const ggml_tensor* node) noexcept {
 
 }  // namespace
 
-// A batch's size is that of its expert products. A dense model's is that of its largest product, where heads
-// can pass for tokens; there ggml computes what the pool could have.
-bool OwnGraph::is_for_ggml() const noexcept {
+// That of its expert products. A dense model's is that of its largest product, where heads can pass for
+// tokens: there ggml computes what the pool could have.
+int64_t OwnGraph::batch_tokens() const noexcept {
   int64_t tokens = 0, rows = 0;
-  bool has_pool_work = false;
   for (int index = 0; index < ggml_graph_n_nodes(graph_); ++index) {
     const ggml_tensor* node = ggml_graph_node(graph_, index);
     if (is_empty_operation(node)) continue;
     if (node->op == GGML_OP_MUL_MAT_ID) tokens = std::max(tokens, tokens_of_experts(node));
     if (is_weight_product(node)) rows = std::max(rows, node->src[1]->ne[1]);
-    has_pool_work = has_pool_work || kind_of(node) != Kind::kSmall;
   }
-  if (tokens == 0) tokens = rows;
-  return !has_pool_work || tokens > device_.max_pool_tokens.load(std::memory_order_relaxed);
+  return tokens > 0 ? tokens : rows;
+}
+
+// The pool has a part in a large batch when it takes one of its products.
+bool OwnGraph::is_for_ggml() const noexcept {
+  const int64_t tokens = batch_tokens();
+  const auto limit = device_.max_pool_tokens.load(std::memory_order_relaxed);
+  if (limit && tokens > *limit) return true;
+  for (int index = 0; index < ggml_graph_n_nodes(graph_); ++index) {
+    const ggml_tensor* node = ggml_graph_node(graph_, index);
+    if (is_empty_operation(node) || kind_of(node) == Kind::kSmall) continue;
+    const bool is_product = node->op == GGML_OP_MUL_MAT || node->op == GGML_OP_MUL_MAT_ID;
+    if (tokens <= kRowByRowTokens || (is_product && device_.takes_batch(node->src[0], tokens))) return false;
+  }
+  return true;
 }
 
 ggml_status OwnGraph::compute() {
@@ -77,12 +88,14 @@ OwnGraph::Kind OwnGraph::kind_of(const ggml_tensor* node) const noexcept {
   }
 }
 
-// Our row kernels take any number of tokens. ggml's dot product has ggml's bits for one token only.
+// Our row kernels take any number of tokens, but without panels ggml's are faster for many. ggml's dot
+// product has ggml's bits for one token only.
 OwnGraph::Kind OwnGraph::kind_of_product(const ggml_tensor* node) const noexcept {
-  const bool has_own_kernel =
-      device_.kernels &&
-      WeightProduct(node->src[0], 0, node->src[0]->ne[1], device_.kernels).kernel != nullptr;
-  if (is_row_product(node) && (node->src[1]->ne[1] == 1 || has_own_kernel)) return Kind::kDense;
+  const int64_t tokens = node->src[1]->ne[1];
+  const auto set = device_.kernels.load(std::memory_order_relaxed);
+  const bool has_kernel = set && WeightProduct(node->src[0], 0, node->src[0]->ne[1], set).kernel != nullptr;
+  if (is_row_product(node) && (tokens == 1 || (has_kernel && device_.takes_batch(node->src[0], tokens))))
+    return Kind::kDense;
   return is_lane_product(node) ? Kind::kLaneProduct : Kind::kSmall;
 }
 

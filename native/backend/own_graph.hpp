@@ -20,6 +20,7 @@ class OwnGraph {
  private:
   enum class Kind { kSmall, kExperts, kDense, kLaneProduct, kAttention };
 
+  int64_t batch_tokens() const noexcept;
   Kind kind_of(const ggml_tensor* node) const noexcept;
   Kind kind_of_product(const ggml_tensor* node) const noexcept;
   int run(Kind kind, int index);

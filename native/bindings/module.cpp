@@ -201,11 +201,10 @@ void bind_device(py::module_& module) {
   module.def("attach_pool", &attach_pool, py::arg("pool"), ReleaseGil());
   module.def(
       "set_device_options",
-      [](int max_pool_tokens, bool fuse_chains, const std::string& kernels) {
+      [](std::optional<int> max_pool_tokens, bool fuse_chains, const std::string& kernels) {
         set_device_options({max_pool_tokens, fuse_chains, kernels_named(kernels)});
       },
-      py::arg("max_pool_tokens") = DeviceOptions{}.max_pool_tokens, py::arg("fuse_chains") = true,
-      py::arg("kernels") = "ggml");
+      py::arg("max_pool_tokens") = std::nullopt, py::arg("fuse_chains") = true, py::arg("kernels") = "ggml");
   module.def("supported_kernels", &supported_kernels);
   module.def("device_counters", &device_counters, ReleaseGil());
 }

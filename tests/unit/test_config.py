@@ -33,7 +33,7 @@ def test_only_the_model_path_is_needed(tmp_path: Path) -> None:
     assert configuration.model.path == Path("/models/a.gguf")
     assert configuration.model.context_tokens == 4096
     assert configuration.placement.limit_ratio == 0.95
-    assert configuration.placement.max_pool_tokens == 8
+    assert configuration.placement.max_pool_tokens is None
     assert (configuration.server.host, configuration.server.port) == ("127.0.0.1", 8090)
 
 
