@@ -4,6 +4,7 @@
 
 #include "engine/log.hpp"
 #include "ggml-cpu.h"
+#include "placement/memory_policy.hpp"
 #include "placement/thread_affinity.hpp"
 
 namespace stratad {
@@ -56,6 +57,9 @@ Context::Context(std::shared_ptr<Model> model, const ContextOptions& options) : 
   {
     const BackendSettings settings{model_->mode(), threadpool_, is_aborted, &abort_};
     const ScopedBackendSettings scope(settings);
+    // The cache is cleared, and so touched, in here. A cell holds all heads next to each other, so its pages
+    // cannot follow the heads to their slices (ADR 0006): they are spread over the nodes of all.
+    const ScopedTouchPolicy policy(model_->shared_node_ids());
     context_ = llama_init_from_model(model_->get(), parameters);
   }
   if (context_ == nullptr) {

@@ -2,6 +2,7 @@
 
 #include <exception>
 #include <mutex>
+#include <set>
 
 #include "backend/arena_buffer.hpp"
 #include "backend/device.hpp"
@@ -100,6 +101,16 @@ std::shared_ptr<Model> Model::load(const ModelOptions& options, std::shared_ptr<
   });
   model->arenas_ = session.arenas();
   return model;
+}
+
+std::vector<int> Model::shared_node_ids() const {
+  std::set<int> node_ids;
+  for (const auto& arena : arenas_) {
+    if (arena->layout().slices.size() < 2) continue;
+    for (const SliceSeat& slice : arena->layout().slices)
+      node_ids.insert(slice.node_ids.begin(), slice.node_ids.end());
+  }
+  return {node_ids.begin(), node_ids.end()};
 }
 
 Model::~Model() {

@@ -46,6 +46,8 @@ class Model {
   llama_model* get() const noexcept { return model_; }
   const llama_vocab* vocabulary() const noexcept { return llama_model_get_vocab(model_); }
   const std::vector<std::shared_ptr<Arena>>& arenas() const noexcept { return arenas_; }
+  // The nodes of the arena's slices where there are several, ascending: what all slices read lies on all.
+  std::vector<int> shared_node_ids() const;
   // How the pool's device computes contexts of this model.
   DeviceMode mode() const noexcept { return mode_; }
 
