@@ -71,7 +71,7 @@ bench-peers: setup
 # Virtual machines with two nodes and more under real systemd: docs/LAB.md. `make lab SCENARIOS=tests/lab/scenario_x.py`
 SCENARIOS ?= tests/lab
 lab: setup
-	@$(BIN)/python -m pytest -o python_files='scenario_*.py' $(SCENARIOS)
+	@$(BIN)/python -m pytest -v -s -o python_files='scenario_*.py' $(SCENARIOS)
 
 # build/deb/stratad_*.deb, for the AVX2 baseline.
 deb: setup

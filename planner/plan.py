@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from planner.reason import Effect, Reason
@@ -146,6 +146,14 @@ class Plan:
     confidence: Confidence = Confidence.ESTIMATED
     gpu_staging: tuple[StagingBuffer, ...] = ()
     arena_scope: ArenaScope = ArenaScope.EXPERTS
+
+    def decides_as(self, other: Plan) -> bool:
+        """Say whether both lead to the same system; what was weighed and why may differ.
+
+        Estimates and reasons name free memory, which is another number at every look.
+        """
+        bare = {"reasons": (), "candidates": (), "confidence": Confidence.ESTIMATED}
+        return replace(self, **bare) == replace(other, **bare)
 
     def reasons_with(self, effect: Effect) -> tuple[Reason, ...]:
         """Give the reasons of one effect, in the order they were found."""

@@ -148,6 +148,7 @@ def _load(
         huge_page_bytes=_huge_page_bytes(plan),
         lock=_native.LockMode.NEVER if lock is False else _native.LockMode.TRY,
         limit_ratio=configuration.placement.limit_ratio,
+        repair=configuration.placement.repair,
     )
     try:
         return _native.Model.load(

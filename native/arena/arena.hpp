@@ -2,8 +2,8 @@
 //
 // The order is fixed by the types: an ArenaReservation is address space whose tensors are announced one by
 // one; Arena::place() consumes it and touches every page under the owner's memory policy from a pinned
-// worker, gives the mapping one explicit policy, verifies where the pages are, and only then locks them (a
-// locked page can never move). There is no public step a caller could run out of order.
+// worker, gives the mapping one explicit policy, verifies where the pages are, moves those that lie
+// elsewhere, and only then locks them. There is no public step a caller could run out of order.
 #pragma once
 
 #include <cstddef>
@@ -73,6 +73,7 @@ struct PlaceOptions {
   size_t huge_page_bytes = 0;
   LockMode lock = LockMode::kTry;
   double limit_ratio = 0.95;  // below this local ratio pages are repaired, and nothing is locked
+  bool repair = true;
 };
 
 struct PlaceOutcome {

@@ -132,11 +132,12 @@ void bind_memory_policy(py::module_& module) {
 void bind_arena(py::module_& module) {
   py::enum_<LockMode>(module, "LockMode").value("NEVER", LockMode::kNever).value("TRY", LockMode::kTry);
   py::class_<PlaceOptions>(module, "PlaceOptions")
-      .def(py::init([](bool allow_huge_pages, size_t huge_page_bytes, LockMode lock, double limit_ratio) {
-             return PlaceOptions{allow_huge_pages, huge_page_bytes, lock, limit_ratio};
+      .def(py::init([](bool allow_huge_pages, size_t huge_page_bytes, LockMode lock, double limit_ratio,
+                       bool repair) {
+             return PlaceOptions{allow_huge_pages, huge_page_bytes, lock, limit_ratio, repair};
            }),
            py::arg("allow_huge_pages") = false, py::arg("huge_page_bytes") = 0,
-           py::arg("lock") = LockMode::kTry, py::arg("limit_ratio") = 0.95);
+           py::arg("lock") = LockMode::kTry, py::arg("limit_ratio") = 0.95, py::arg("repair") = true);
   py::class_<PlaceOutcome>(module, "PlaceOutcome")
       .def_readonly("failures", &PlaceOutcome::failures)
       .def_readonly("lowest_local_ratio", &PlaceOutcome::lowest_local_ratio)

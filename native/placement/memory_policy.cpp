@@ -108,11 +108,15 @@ size_t move_pages_to(std::span<void* const> addresses, int node_id) {
   std::vector<void*> pages(addresses.begin(), addresses.end());
   const std::vector<int32_t> targets(pages.size(), node_id);
   std::vector<int32_t> results(pages.size(), -ENOENT);
-  // A positive result counts pages that could not be moved; which ones, `results` says.
+  // ENOMEM: the node is full, and the kernel has moved as many as it could. That is no refusal.
   if (syscall(SYS_move_pages, 0, pages.size(), pages.data(), targets.data(), results.data(), MPOL_MF_MOVE) <
-      0)
+          0 &&
+      errno != ENOMEM)
     throw std::system_error(errno, std::generic_category(), "move_pages");
-  return static_cast<size_t>(std::count(results.begin(), results.end(), node_id));
+  // `results` stays unwritten for all pages of the call as soon as one of them has to stay where it is
+  // (mm/migrate.c, move_pages_and_store_status), so the kernel is asked where they are now.
+  const std::vector<int32_t> nodes = nodes_of_pages(addresses);
+  return static_cast<size_t>(std::count(nodes.begin(), nodes.end(), node_id));
 }
 
 }  // namespace stratad

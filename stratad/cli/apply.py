@@ -8,8 +8,18 @@ from pathlib import Path
 
 import click
 
-from planner import Plan, PlanRefused, Policy, explain_plan, make_plan, parse_policy, plan_to_json
-from planner.dropin import drop_in_text
+from planner import (
+    Plan,
+    PlanDocumentError,
+    PlanRefused,
+    Policy,
+    explain_plan,
+    make_plan,
+    parse_policy,
+    plan_from_json,
+    plan_to_json,
+)
+from planner.dropin import OWNER_LINE, drop_in_text
 from stratad.cli.output import json_option, print_json
 from stratad.facts import (
     STATE_DIRECTORY,
@@ -73,7 +83,7 @@ def apply(config: Path, policy: str | None, dry_run: bool, no_restart: bool, as_
         )
     control = Systemctl()
     plan = decide_for_service(config, policy, None if objections else control)
-    planned = changes(placement_files(plan))
+    planned = () if stands_already(plan) else changes(placement_files(plan))
     if not as_json:
         click.echo(explain_plan(plan), nl=False)
         show_changes(planned)
@@ -108,6 +118,23 @@ def placement_files(plan: Plan) -> FileSet:
     """The drop-in and the plan that it names; both absent for a plan that needs neither."""
     text = drop_in_text(plan, str(PLAN_PATH))
     return {PLAN_PATH: None if text is None else plan_to_json(plan), placement_path(): text}
+
+
+def stands_already(plan: Plan, plan_path: Path = PLAN_PATH, drop_in: Path | None = None) -> bool:
+    """Whether the applied plan and its drop-in lead to the same system, and only their account differs."""
+    try:
+        applied = plan_from_json(plan_path.read_text(encoding="utf-8"))
+        text = (drop_in or placement_path()).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError, PlanDocumentError):
+        return False
+    wanted = drop_in_text(plan, str(PLAN_PATH)) or ""
+    return (
+        text.startswith(OWNER_LINE) and applied.decides_as(plan) and _directives(text) == _directives(wanted)
+    )
+
+
+def _directives(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line and not line.startswith("#")]
 
 
 def show_changes(planned: Sequence[Change]) -> None:

@@ -7,7 +7,7 @@ import json
 from planner.cpulist import parse_id_list
 from tests.lab import layouts
 from tests.lab.machine import Machine
-from tests.lab.serving import STRATACTL, apply, cgroup, complete, configure, restart, start
+from tests.lab.serving import DROP_IN, PLAN, STRATACTL, apply, cgroup, complete, configure, restart, start
 
 LAYOUT = layouts.WIDE
 EVERY_CPU = set(range(8))
@@ -33,6 +33,7 @@ def files(machine: Machine) -> str:
 def test_reserve_keeps_others_off_until_release_and_over_reboots_only_when_asked(machine: Machine) -> None:
     configure(machine, placement='policy = "single-socket"\nworkers = 1')
     apply(machine)
+    layout = json.loads(machine.read(PLAN))["layout"]
     start(machine)
     ours = cpus(cgroup(machine, "cpuset.cpus.effective"))
     assert ours < EVERY_CPU
@@ -44,7 +45,9 @@ def test_reserve_keeps_others_off_until_release_and_over_reboots_only_when_asked
     assert cpus(cgroup(machine, "cpuset.cpus.effective")) == ours
     assert complete(machine)
     # A plan made now is not narrowed by the reservation of the session that makes it.
-    assert not apply(machine)["changes"]
+    again = apply(machine)
+    assert DROP_IN not in {change["path"] for change in again["changes"]}
+    assert json.loads(machine.read(PLAN))["layout"] == layout
     machine.check(STRATACTL, "release")
     assert files(machine) == before
     for unit in OTHERS:

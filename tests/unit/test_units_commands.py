@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from planner import Policy, read_topology
+from planner import Plan, Policy, read_topology
 from planner.cpulist import format_id_list
 from planner.dropin import plan_cpu_ids
-from stratad.cli.apply import Outcome, outcome_document, placement_files, settle
+from stratad.cli.apply import Outcome, outcome_document, placement_files, settle, stands_already
 from stratad.cli.main import run
 from stratad.cli.reserve import give_back, other_units, reservation_files
 from stratad.systemd_control import system_objections
@@ -73,6 +74,27 @@ def test_the_drop_in_names_the_plan_that_is_written_beside_it() -> None:
 
 def test_a_plan_without_placement_takes_both_files_away() -> None:
     assert set(placement_files(planned(MachineShape(even_nodes(1, 4)), 4)).values()) == {None}
+
+
+def test_a_plan_that_differs_in_its_account_only_stands_already(tmp_path: Path) -> None:
+    """Free memory is another number at every look, and no ground for a restart."""
+    plan_path, drop_in = tmp_path / "plan.json", tmp_path / "50-placement.conf"
+
+    def stands(plan: Plan) -> bool:
+        return stands_already(plan, plan_path, drop_in)
+
+    assert not stands(SPLIT)
+    for path, text in zip((plan_path, drop_in), placement_files(SPLIT).values(), strict=True):
+        assert text is not None
+        path.write_text(text)
+    assert stands(SPLIT)
+    assert stands(replace(SPLIT, candidates=(), reasons=SPLIT.reasons[:1]))
+    assert not stands(replace(SPLIT, release_page_cache=not SPLIT.release_page_cache))
+    assert not stands(replace(SPLIT, fingerprint="other"))
+    drop_in.write_text(drop_in.read_text() + "AllowedCPUs=0\n")
+    assert not stands(SPLIT)
+    drop_in.unlink()
+    assert not stands(SPLIT)
 
 
 def test_machines_are_reserved_against_only_where_there_are_any() -> None:
