@@ -152,8 +152,10 @@ class Plan:
 
         Estimates and reasons name free memory, which is another number at every look.
         """
-        bare = {"reasons": (), "candidates": (), "confidence": Confidence.ESTIMATED}
-        return replace(self, **bare) == replace(other, **bare)
+        account = replace(
+            self, reasons=other.reasons, candidates=other.candidates, confidence=other.confidence
+        )
+        return account == other
 
     def reasons_with(self, effect: Effect) -> tuple[Reason, ...]:
         """Give the reasons of one effect, in the order they were found."""
