@@ -75,7 +75,7 @@ def open_runner(
     pool = _start_pool(layout, configuration.placement.spin_microseconds * 1e-6)
     _native.set_device_options(
         max_pool_tokens=configuration.placement.max_pool_tokens,
-        kernels=_kernels(configuration.placement.kernels),
+        kernels=chosen_kernels(configuration.placement.kernels),
     )
     loaded = _load(plan, model, configuration, pool, progress)
     _require_vocabulary(loaded, model)
@@ -110,7 +110,7 @@ def _layout(plan: Plan, configuration: Configuration) -> WorkerLayout:
     return unpinned_layout(test_slices, max(test_slices, len(plan.layout.workers)))
 
 
-def _kernels(choice: KernelChoice) -> str:
+def chosen_kernels(choice: KernelChoice) -> str:
     """The row kernels to use. Raises ConfigurationError when this CPU lacks the chosen instruction set."""
     supported = _native.supported_kernels()
     if choice == "auto":

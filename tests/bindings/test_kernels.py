@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from stratad import _native as native
+from stratad.apply import chosen_kernels
+from stratad.errors import ConfigurationError
 from tests.support import gguf_models
 from tests.support.native import all_logits, load_placed, load_plain, make_pool
 
@@ -74,3 +76,12 @@ def test_kernels_that_this_cpu_lacks_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match="'sse9'"):
         native.set_device_options(kernels="sse9")
     assert native.supported_kernels()[-1] == "ggml"
+
+
+def test_a_cap_that_this_cpu_cannot_keep_is_a_configuration_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "supported_kernels", lambda: ["avx2", "ggml"])
+    assert chosen_kernels("auto") == "avx2"
+    assert chosen_kernels("ggml") == "ggml"
+    with pytest.raises(ConfigurationError, match="avx512") as refused:
+        chosen_kernels("avx512")
+    assert 'placement.kernels = "auto"' in str(refused.value)
