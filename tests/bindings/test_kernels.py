@@ -84,4 +84,5 @@ def test_a_cap_that_this_cpu_cannot_keep_is_a_configuration_error(monkeypatch: p
     assert chosen_kernels("ggml") == "ggml"
     with pytest.raises(ConfigurationError, match="avx512") as refused:
         chosen_kernels("avx512")
-    assert 'placement.kernels = "auto"' in str(refused.value)
+    assert refused.value.values == {"supported": ["avx2", "ggml"]}
+    assert 'placement.kernels = "auto"' in refused.value.remedy
