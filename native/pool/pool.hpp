@@ -92,6 +92,7 @@ class Pool {
   // A ticket of which the holder has claimed the first unclaimed task; nothing where there is none to claim.
   using Claim = std::optional<uint64_t>;
   enum class Opening { kForAll, kWithClaim };
+  Claim take(int slice) noexcept;
   Claim execute(int slice, uint64_t claimed, int worker) noexcept;
   Claim finish_phase(int slice, int phase) noexcept;
   Claim open_phase(int slice, int phase, Opening opening) noexcept;
@@ -105,6 +106,7 @@ class Pool {
 
   const WorkerLayout layout_;
   const uint64_t spin_nanoseconds_;
+  const int pauses_;                      // between two looks for work
   std::vector<std::vector<int>> serves_;  // by worker: the slices it takes tasks from
   std::vector<int> workers_of_;
   std::unique_ptr<SliceState[]> slices_;
