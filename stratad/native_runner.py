@@ -184,7 +184,7 @@ class NativeRunner:
 
     def repair_placement(self) -> int:
         """Moves pages of slices that have one node back to it, and gives how many it moved."""
-        moved = sum(arena.repair(index) for arena in self._model.arenas for index in range(arena.slice_count))
+        moved = sum(arena.repair() for arena in self._model.arenas)
         self._repaired_pages += moved
         return moved
 

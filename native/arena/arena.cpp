@@ -177,6 +177,7 @@ Arena::Arena(ArenaReservation reservation, std::shared_ptr<Pool> pool)
 std::unique_ptr<Arena> Arena::place(ArenaReservation reservation, std::shared_ptr<Pool> pool,
                                     const PlaceOptions& options, const Progress& progress) {
   std::unique_ptr<Arena> arena(new Arena(std::move(reservation), std::move(pool)));
+  arena->options_ = options;
   arena->advise_page_size(options);
   arena->touch(progress);
   arena->protect();
@@ -274,7 +275,7 @@ void Arena::repair_all(double limit_ratio) {
   if (outcome_.lowest_local_ratio >= limit_ratio) return;
   try {
     for (int slice = 0; slice < static_cast<int>(extents_.size()); ++slice)
-      outcome_.repaired_pages += repair(slice);
+      outcome_.repaired_pages += move_home(slice);
   } catch (const std::system_error& error) {
     note_failure("move_pages", error.code().value());
     return;
@@ -282,7 +283,17 @@ void Arena::repair_all(double limit_ratio) {
   if (outcome_.repaired_pages > 0) verify();
 }
 
-size_t Arena::repair(int slice) {
+size_t Arena::repair() {
+  size_t moved = 0;
+  for (int slice = 0; slice < static_cast<int>(extents_.size()); ++slice) moved += move_home(slice);
+  if (moved > 0 && !outcome_.is_locked) {
+    verify();
+    lock(options_);
+  }
+  return moved;
+}
+
+size_t Arena::move_home(int slice) {
   constexpr size_t kPagesPerCall = 16384;
   const auto& wanted = layout().slices[slice].node_ids;
   if (wanted.size() != 1) return 0;

@@ -101,10 +101,10 @@ class Arena {
   const WorkerLayout& layout() const noexcept { return pool_->layout(); }
   size_t slice_bytes(int slice) const noexcept;
 
-  // Moves the slice's pages that lie elsewhere to its node, as far as the kernel can; nothing for a slice of
-  // no or several nodes, and no page that a device has pinned. Workers may read meanwhile. Returns how many
-  // pages moved. Throws std::system_error when refused.
-  size_t repair(int slice);
+  // Moves pages that lie elsewhere to their slice's node, as far as the kernel can; nothing of a slice of no
+  // or several nodes, and no page that a device has pinned. Locks the arena if that was still to be done.
+  // Workers may read meanwhile. Returns how many pages moved. Throws std::system_error when refused.
+  size_t repair();
 
   // The nodes of up to `page_count` pages spread evenly over the slice; negative errno where still unknown
   // after the page was read once more. Throws std::system_error when move_pages is refused.
@@ -123,6 +123,7 @@ class Arena {
   void protect();
   void verify();
   void repair_all(double limit_ratio);
+  size_t move_home(int slice);
   void lock(const PlaceOptions& options);
   void note_failure(const char* call, int error_number);
 
@@ -132,6 +133,7 @@ class Arena {
   MappedRegion region_;
   std::shared_ptr<Pool> pool_;
   std::vector<std::vector<Extent>> extents_;  // by slice, ascending
+  PlaceOptions options_;
   PlaceOutcome outcome_;
 };
 

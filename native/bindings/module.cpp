@@ -149,7 +149,7 @@ void bind_arena(py::module_& module) {
       .def_property_readonly("slice_count", [](const Arena& arena) { return arena.layout().slices.size(); })
       .def_property_readonly("outcome", &Arena::outcome)
       .def("slice_bytes", &Arena::slice_bytes, py::arg("slice"))
-      .def("repair", &Arena::repair, py::arg("slice"), ReleaseGil())
+      .def("repair", &Arena::repair, ReleaseGil())
       .def(
           "sample_placement",
           [](const Arena& arena, int slice, size_t page_count) {

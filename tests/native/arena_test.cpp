@@ -149,9 +149,9 @@ void test_repairing_what_is_in_place_moves_nothing() {
   const auto arena =
       Arena::place(reservation(), std::make_shared<Pool>(layout, 0), {.lock = LockMode::kNever}, {});
   CHECK(arena->outcome().lowest_local_ratio == 1.0 && arena->outcome().repaired_pages == 0);
-  CHECK(arena->repair(0) == 0);
+  CHECK(arena->repair() == 0);
   const auto unplaced = Arena::place(reservation(), pool, {.lock = LockMode::kNever}, {});
-  CHECK(unplaced->repair(0) == 0);
+  CHECK(unplaced->repair() == 0);
 }
 
 }  // namespace

@@ -89,11 +89,6 @@ struct CodeBookType {
     }
   }
 
-  // Which four values of a step are the block's values 4 `part` to 4 `part` + 3.
-  static constexpr int panel_element(int block, int part) {
-    return block / 4 * 32 + part / 4 * 16 + block % 4 * 4 + part % 4;
-  }
-
   // The indices of four blocks, one block in each lane.
   STRATAD_INLINE __m512i load_quad(const char* blocks) {
     const char* indices = blocks + Layout::kScaleBytes;
@@ -202,11 +197,14 @@ struct IQ4XSType {
 
   struct alignas(64) Activations : CodeBookValues {
     float scale;
+    int32_t block_offsets[8];  // each the sum of a block's offsets, for panels
   };
 
   static void arrange(const int8_t* values, float scale, Activations& record) {
     arrange_by_halves(values, record);
     record.scale = scale;
+    for (int block = 0; block < 8; ++block)
+      record.block_offsets[block] = -128 * sum_of(values + 32 * block, 32);
   }
 
   // Scales of the eight blocks, -32 to 31.

@@ -84,6 +84,7 @@ STRATAD_INLINE __m512i sum_of_eight(__m512i first, __m512i last, const int8_t* v
 struct Q4KLayout {
   static constexpr ggml_type kWeightType = GGML_TYPE_Q4_K;
   static constexpr int kBytes = 144;
+  static constexpr bool kHasFifthBits = false;
 
   STRATAD_INLINE void unpack(const char* step, __m512i* weights) {
     const __m512i low_bits = _mm512_set1_epi8(15);
@@ -98,6 +99,7 @@ struct Q4KLayout {
 struct Q5KLayout {
   static constexpr ggml_type kWeightType = GGML_TYPE_Q5_K;
   static constexpr int kBytes = 176;
+  static constexpr bool kHasFifthBits = true;
 
   // Bit b of the 32 bytes of fifth bits belongs to block b: it is rotated to bit 4.
   STRATAD_INLINE void unpack(const char* step, __m512i* weights) {
@@ -131,11 +133,6 @@ struct KQuantType : Layout {
 
   static void arrange(const int8_t* values, float scale, Activations& record) {
     arrange_k_quant(values, scale, record);
-  }
-
-  // Which four values of a step are the block's values 4 `part` to 4 `part` + 3.
-  static constexpr int panel_element(int block, int part) {
-    return block % 2 * 32 + part / 4 * 16 + block / 2 * 4 + part % 4;
   }
 
   template <int kRowCount, int kTokens>

@@ -2,263 +2,195 @@
 //
 // Row r of a panel is 32-bit lane r of every vector, so a token's values are broadcast four at a time and
 // nothing is summed across lanes. A row's sum depends on the row and the token only.
+//
+// The two pipes that multiply bound this on Zen 4; all else has to hide behind them. Hence two panels are
+// multiplied together, so that a broadcast serves both, and what is rearranged next is prefetched row by row
+// while tokens are multiplied (docs/BENCHMARKS.md).
 #pragma once
 
-#include "kernels/avx512/code_books.hpp"
-#include "kernels/avx512/k_quants.hpp"
-#include "kernels/avx512/q6_k.hpp"
-#include "kernels/avx512/q8_0.hpp"
+#include "kernels/avx512/panel_steps.hpp"
 
 namespace stratad {
 namespace {
 
-constexpr int kPanelRows = 16;
-constexpr int kPanelGroup = 64;  // tokens for which a panel is rearranged once; their sums are 4 KiB
+constexpr int kPanelGroup = 64;  // tokens for which a panel is rearranged once; their sums are 4 KiB a panel
+constexpr int kPanelTile = 4;    // tokens multiplied together: two panels' sums of them fit the registers
 
-// Columns become rows of 16 x 16 32-bit elements.
-STRATAD_INLINE void transpose_16(__m512i* rows) {
-  __m512i pairs[16];
-  for (int row = 0; row < 16; row += 2) {
-    pairs[row] = _mm512_unpacklo_epi32(rows[row], rows[row + 1]);
-    pairs[row + 1] = _mm512_unpackhi_epi32(rows[row], rows[row + 1]);
-  }
-  // Lane L of quads[4 * q + c]: column 4 L + c of the rows 4 q to 4 q + 3.
-  __m512i quads[16];
-  for (int row = 0; row < 16; row += 4) {
-    quads[row] = _mm512_unpacklo_epi64(pairs[row], pairs[row + 2]);
-    quads[row + 1] = _mm512_unpackhi_epi64(pairs[row], pairs[row + 2]);
-    quads[row + 2] = _mm512_unpacklo_epi64(pairs[row + 1], pairs[row + 3]);
-    quads[row + 3] = _mm512_unpackhi_epi64(pairs[row + 1], pairs[row + 3]);
-  }
-  for (int column = 0; column < 4; ++column) {
-    const __m512i even_low = _mm512_shuffle_i32x4(quads[column], quads[4 + column], 0x88);
-    const __m512i odd_low = _mm512_shuffle_i32x4(quads[column], quads[4 + column], 0xdd);
-    const __m512i even_high = _mm512_shuffle_i32x4(quads[8 + column], quads[12 + column], 0x88);
-    const __m512i odd_high = _mm512_shuffle_i32x4(quads[8 + column], quads[12 + column], 0xdd);
-    rows[column] = _mm512_shuffle_i32x4(even_low, even_high, 0x88);
-    rows[8 + column] = _mm512_shuffle_i32x4(even_low, even_high, 0xdd);
-    rows[4 + column] = _mm512_shuffle_i32x4(odd_low, odd_high, 0x88);
-    rows[12 + column] = _mm512_shuffle_i32x4(odd_low, odd_high, 0xdd);
-  }
-}
-
-// Any 16 rows: what is left over at the end repeats the last row, and is not written.
-struct PanelRows {
-  const char* addresses[kPanelRows];
-
-  PanelRows(const char* rows, int64_t row_count, size_t row_bytes) {
-    for (int64_t row = 0; row < kPanelRows; ++row)
-      addresses[row] = rows + (row < row_count ? row : row_count - 1) * static_cast<int64_t>(row_bytes);
-  }
-};
-
-STRATAD_INLINE __m512i broadcast_32(const void* address) {
-  int value;
-  std::memcpy(&value, address, sizeof value);
-  return _mm512_set1_epi32(value);
-}
-
-// The weights of one block of 32 times as many values of each token, as exact integers.
-template <class Type, int kTokens>
-STRATAD_INLINE void multiply_block(const __m512i* weights, int block,
-                                   const typename Type::Activations* const* records, __m512i* products) {
-  for (int part = 0; part < 8; ++part) {
-    const int element = Type::panel_element(block, part);
-    for (int token = 0; token < kTokens; ++token)
-      products[token] = _mm512_dpbusd_epi32(products[token], weights[element],
-                                            broadcast_32(records[token]->values + 4 * element));
-  }
-}
-
-// Blocks of 32 with a float scale each, weights raised by Type's offset: Q8_0 and the code books.
-template <class Type>
-struct BlockPanel : Type {
-  struct Scales {
-    alignas(64) float blocks[8][kPanelRows];
-
-    void load(const char* const* steps) {
-      for (int row = 0; row < kPanelRows; ++row) {
-        alignas(32) float scales[8];
-        _mm256_store_ps(scales, Type::load_scales(steps[row]));
-        for (int block = 0; block < 8; ++block) blocks[block][row] = scales[block];
-      }
-    }
-  };
-
-  template <int kTokens>
-  STRATAD_INLINE void add(const __m512i* weights, const Scales& scales,
-                          const typename Type::Activations* const* records, __m512* sums) {
-    for (int block = 0; block < 8; ++block) {
-      __m512i products[kTokens];
-      for (int token = 0; token < kTokens; ++token)
-        products[token] = _mm512_set1_epi32(records[token]->block_offsets[block]);
-      multiply_block<Type, kTokens>(weights, block, records, products);
-      const __m512 row_scales = _mm512_load_ps(scales.blocks[block]);
-      for (int token = 0; token < kTokens; ++token) {
-        const __m512 both = _mm512_mul_ps(row_scales, _mm512_set1_ps(records[token]->scales[block]));
-        sums[token] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(products[token]), both, sums[token]);
-      }
-    }
-  }
-};
-
-// Q4_K and Q5_K.
-template <class Type>
-struct KQuantPanel : Type {
-  struct Scales {
-    alignas(64) int32_t scales[8][kPanelRows];
-    alignas(64) int16_t minima[4][kPanelRows][2];  // of two blocks side by side
-    alignas(64) float scale[kPanelRows];
-    alignas(64) float minimum_scale[kPanelRows];
-
-    void load(const char* const* steps) {
-      alignas(64) uint8_t unpacked[4][16];
-      for (int row = 0; row < kPanelRows; ++row) {
-        if (row % 4 == 0) _mm512_store_si512(unpacked, unpack_scales(load_headers<4>(steps + row, 0)));
-        for (int block = 0; block < 8; ++block) {
-          const int byte = block / 4 * 8 + block % 4;  // scales 0-3, minima 0-3, scales 4-7, minima 4-7
-          scales[block][row] = unpacked[row % 4][byte];
-          minima[block / 2][row][block % 2] = unpacked[row % 4][byte + 4];
-        }
-        scale[row] = load_half(steps[row]);
-        minimum_scale[row] = load_half(steps[row] + 2);
-      }
-    }
-  };
-
-  template <int kTokens>
-  STRATAD_INLINE void add(const __m512i* weights, const Scales& scales,
-                          const KQuantActivations* const* records, __m512* sums) {
-    __m512i totals[kTokens];
-    for (int token = 0; token < kTokens; ++token) totals[token] = _mm512_setzero_si512();
-    for (int block = 0; block < 8; ++block) {
-      __m512i products[kTokens];
-      for (int token = 0; token < kTokens; ++token) products[token] = _mm512_setzero_si512();
-      multiply_block<Type, kTokens>(weights, block, records, products);
-      const __m512i row_scales = load_512(scales.scales[block]);
-      for (int token = 0; token < kTokens; ++token)
-        totals[token] = _mm512_add_epi32(totals[token], _mm512_mullo_epi32(products[token], row_scales));
-    }
-    const __m512 scale = _mm512_load_ps(scales.scale), minimum_scale = _mm512_load_ps(scales.minimum_scale);
-    for (int token = 0; token < kTokens; ++token) {
-      __m512i minimum = _mm512_setzero_si512();
-      for (int pair = 0; pair < 4; ++pair)
-        minimum = _mm512_dpwssd_epi32(minimum, load_512(scales.minima[pair]),
-                                      broadcast_32(records[token]->block_sums + 2 * pair));
-      const __m512 taken_off = _mm512_mul_ps(_mm512_cvtepi32_ps(minimum), minimum_scale);
-      const __m512 product = _mm512_fmsub_ps(_mm512_cvtepi32_ps(totals[token]), scale, taken_off);
-      sums[token] = _mm512_fmadd_ps(product, _mm512_set1_ps(records[token]->scale), sums[token]);
-    }
-  }
-};
-
-// Q6_K: blocks of 16.
-struct Q6KPanel : Q6KType {
-  struct Scales {
-    alignas(64) int32_t scales[16][kPanelRows];
-    alignas(64) float scale[kPanelRows];
-
-    void load(const char* const* steps) {
-      for (int row = 0; row < kPanelRows; ++row) {
-        int8_t bytes[16];
-        std::memcpy(bytes, steps[row] + kBlockScales, sizeof bytes);
-        for (int block = 0; block < 16; ++block) scales[block][row] = bytes[block];
-        scale[row] = load_half(steps[row] + kScale);
-      }
-    }
-  };
-
-  template <int kTokens>
-  STRATAD_INLINE void add(const __m512i* weights, const Scales& scales, const Activations* const* records,
-                          __m512* sums) {
-    __m512i totals[kTokens];
-    for (int token = 0; token < kTokens; ++token) totals[token] = _mm512_setzero_si512();
-    for (int block = 0; block < 16; ++block) {
-      __m512i products[kTokens];
-      for (int token = 0; token < kTokens; ++token)
-        products[token] = _mm512_set1_epi32(records[token]->block_offsets[block]);
-      for (int element = 4 * block; element < 4 * block + 4; ++element)
-        for (int token = 0; token < kTokens; ++token)
-          products[token] = _mm512_dpbusd_epi32(products[token], weights[element],
-                                                broadcast_32(records[token]->values + 4 * element));
-      const __m512i row_scales = load_512(scales.scales[block]);
-      for (int token = 0; token < kTokens; ++token)
-        totals[token] = _mm512_add_epi32(totals[token], _mm512_mullo_epi32(products[token], row_scales));
-    }
-    const __m512 scale = _mm512_load_ps(scales.scale);
-    for (int token = 0; token < kTokens; ++token) {
-      const __m512 both = _mm512_mul_ps(scale, _mm512_set1_ps(records[token]->scale));
-      sums[token] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(totals[token]), both, sums[token]);
-    }
-  }
-};
-
-// One step of 16 rows: weights[e] has four weights of each row, those that meet the values 4 e to 4 e + 3.
+// Prefetches a step of some rows while a number of blocks is multiplied, a row at a time: all at once they
+// would fill the queue of misses, and everything would wait for it.
 template <class Panel>
-STRATAD_INLINE void rearrange(const char* const* steps, __m512i* weights) {
-  for (int row = 0; row < kPanelRows; ++row) {
-    __m512i parts[4];
-    Panel::unpack(steps[row], parts);
-    for (int part = 0; part < 4; ++part) weights[16 * part + row] = parts[part];
+class RowsAhead {
+ public:
+  [[gnu::always_inline]] RowsAhead(PanelRows rows, int row_count, int block_count)
+      : next_(rows.first),
+        stride_(rows.stride),
+        rows_at_a_time_((row_count + block_count - 1) / block_count),
+        blocks_between_(block_count < row_count ? 1 : block_count / row_count) {}
+
+  // To be called for every block.
+  [[gnu::always_inline]] void prefetch() {
+    if (--blocks_left_ != 0) return;
+    blocks_left_ = blocks_between_;
+#pragma GCC unroll 1
+    for (int row = 0; row < rows_at_a_time_; ++row, next_ += stride_)
+      prefetch_lines<Panel::kStepBytes + 62>(next_);  // so many bytes, wherever in a line they begin
   }
-  for (int part = 0; part < 4; ++part) transpose_16(weights + 16 * part);
+
+ private:
+  const char* next_;
+  int64_t stride_;
+  int rows_at_a_time_, blocks_between_, blocks_left_ = 1;
+};
+
+// One block of some panels times its values of some tokens, as exact integers.
+template <class Panel, int kPanels, int kTokens>
+STRATAD_INLINE void multiply_block(const typename Panel::Step* steps, int block,
+                                   const typename Panel::Activations* const* records,
+                                   __m512i (*products)[kPanels]) {
+  constexpr int kParts = Panel::kBlockColumns / 4;
+  for (int token = 0; token < kTokens; ++token)
+    for (int panel = 0; panel < kPanels; ++panel)
+      products[token][panel] = Panel::start(*records[token], block);
+  const int first = Panel::value_offset(block, 0);
+#pragma GCC unroll 8
+  for (int part = 0; part < kParts; ++part) {
+    __m512i weights[kPanels];
+    for (int panel = 0; panel < kPanels; ++panel)
+      weights[panel] = steps[panel].weights[kParts * block + part];
+#pragma GCC unroll 4
+    for (int token = 0; token < kTokens; ++token) {
+      __m512i values = broadcast_32(records[token]->values + first + Panel::value_offset(0, part));
+      // Or gcc would fold the load into each of its uses.
+      if constexpr (kPanels > 1) __asm__("" : "+v"(values));
+      for (int panel = 0; panel < kPanels; ++panel)
+        products[token][panel] = _mm512_dpbusd_epi32(products[token][panel], weights[panel], values);
+    }
+  }
 }
 
-// 16 rows (or `row_count`, if that is less) times at most kPanelGroup tokens.
-template <class Panel>
-void multiply_panel(const char* rows, int64_t row_count, size_t row_bytes, int64_t columns,
-                    const void* const* activations, int token_count, float* const* outputs,
-                    int64_t first_row) noexcept {
+// One step of some panels times the same step of some tokens, added to their sums.
+template <class Panel, int kPanels, int kTokens>
+STRATAD_INLINE void add_tile(const typename Panel::Step* steps, const void* const* activations, int64_t step,
+                             RowsAhead<Panel>& rows_ahead, __m512 (*sums)[kPanels]) {
   using Activations = typename Panel::Activations;
-  constexpr int kPaddedBytes = (Panel::kStepBytes + 63) / 64 * 64;
-  __m512 sums[kPanelGroup];
-  __m512i weights[64];
-  typename Panel::Scales scales;
-  alignas(64) char copies[Panel::kUnitColumns == Panel::kStepColumns ? 1 : kPanelRows][kPaddedBytes];
-  for (int token = 0; token < token_count; ++token) sums[token] = _mm512_setzero_ps();
-  PanelRows panel(rows, row_count, row_bytes);
-  for (int64_t column = 0, step = 0; column < columns; column += Panel::kStepColumns, ++step) {
-    if constexpr (Panel::kUnitColumns != Panel::kStepColumns) {
-      const int64_t left = columns - column;
-      if (left < Panel::kStepColumns)
-        for (int row = 0; row < kPanelRows; ++row) {
-          copy_padded<kPaddedBytes>(panel.addresses[row], left / Panel::kUnitColumns * Panel::kBlockBytes,
-                                    copies[row]);
-          panel.addresses[row] = copies[row];
-        }
-    }
-    rearrange<Panel>(panel.addresses, weights);
-    scales.load(panel.addresses);
-    for (const char*& address : panel.addresses) {
-      address += Panel::kStepBytes;
-      prefetch_lines<Panel::kStepBytes>(address);
-    }
-    const auto record = [&](int token) { return static_cast<const Activations*>(activations[token]) + step; };
-    int token = 0;
-    for (; token + 4 <= token_count; token += 4) {
-      const Activations* records[4] = {record(token), record(token + 1), record(token + 2),
-                                       record(token + 3)};
-      Panel::template add<4>(weights, scales, records, sums + token);
-    }
-    for (; token < token_count; ++token) {
-      const Activations* records[1] = {record(token)};
-      Panel::template add<1>(weights, scales, records, sums + token);
-    }
+  const Activations* records[kTokens];
+  __m512 totals[kTokens][kPanels];
+  for (int token = 0; token < kTokens; ++token) {
+    records[token] = static_cast<const Activations*>(activations[token]) + step;
+    for (int panel = 0; panel < kPanels; ++panel) totals[token][panel] = _mm512_setzero_ps();
   }
-  const __mmask16 given = row_count >= kPanelRows ? 0xffff : static_cast<__mmask16>((1 << row_count) - 1);
+#pragma GCC unroll 1
+  for (int block = 0; block < Panel::kStepColumns / Panel::kBlockColumns; ++block) {
+    __m512i products[kTokens][kPanels];
+    rows_ahead.prefetch();
+    multiply_block<Panel, kPanels, kTokens>(steps, block, records, products);
+    for (int token = 0; token < kTokens; ++token)
+      for (int panel = 0; panel < kPanels; ++panel) {
+        const __m512 factor = Panel::factor(steps[panel].scales[block], *records[token], block);
+        totals[token][panel] =
+            _mm512_fmadd_ps(_mm512_cvtepi32_ps(products[token][panel]), factor, totals[token][panel]);
+      }
+  }
+  for (int token = 0; token < kTokens; ++token)
+    for (int panel = 0; panel < kPanels; ++panel)
+      sums[token][panel] =
+          Panel::finish(totals[token][panel], steps[panel], *records[token], sums[token][panel]);
+}
+
+// The same for any number of tokens.
+template <class Panel, int kPanels>
+STRATAD_INLINE void add_tokens(const typename Panel::Step* steps, const void* const* activations,
+                               int token_count, int64_t step, PanelRows next_rows, __m512 (*sums)[kPanels]) {
+  const int tile_count = (token_count + kPanelTile - 1) / kPanelTile;
+  RowsAhead<Panel> ahead(next_rows, kPanels * kPanelRows,
+                         tile_count * (Panel::kStepColumns / Panel::kBlockColumns));
+  int token = 0;
+  for (; token + kPanelTile <= token_count; token += kPanelTile)
+    add_tile<Panel, kPanels, kPanelTile>(steps, activations + token, step, ahead, sums + token);
+  switch (token_count - token) {
+    case 1:
+      return add_tile<Panel, kPanels, 1>(steps, activations + token, step, ahead, sums + token);
+    case 2:
+      return add_tile<Panel, kPanels, 2>(steps, activations + token, step, ahead, sums + token);
+    case 3:
+      return add_tile<Panel, kPanels, 3>(steps, activations + token, step, ahead, sums + token);
+    default:
+      return;
+  }
+}
+
+// A step that is not full, or of fewer rows than a panel has, with zeros in the place of what is missing:
+// the activations are zero there too or the row is not written, and zero bytes give finite weights in every
+// type.
+template <class Panel>
+struct PaddedStep {
+  static constexpr int kRowBytes = (Panel::kStepBytes + 63) / 64 * 64;
+  alignas(64) char bytes[kPanelRows][kRowBytes];
+
+  PanelRows copy(PanelRows rows, int64_t row_count, int64_t columns) {
+    constexpr int kUnitBytes = Panel::kStepBytes / (Panel::kStepColumns / Panel::kUnitColumns);
+    const int64_t given =
+        columns < Panel::kStepColumns ? columns / Panel::kUnitColumns * kUnitBytes : Panel::kStepBytes;
+    for (int64_t row = 0; row < kPanelRows; ++row) {
+      const bool is_given = row < row_count;
+      copy_padded<kRowBytes>(rows.first + (is_given ? row * rows.stride : 0), is_given ? given : 0,
+                             bytes[row]);
+    }
+    return {bytes[0], kRowBytes};
+  }
+};
+
+// Steps of kPanels panels, of which the last may have fewer rows, times at most kPanelGroup tokens.
+template <class Panel, int kPanels>
+void multiply_panel(PanelRows rows, int64_t row_count, int64_t columns, const void* const* activations,
+                    int token_count, __m512 (*sums)[kPanels]) noexcept {
+  typename Panel::Step steps[kPanels];
+  PaddedStep<Panel> padded;
+  const char* const following = rows.first + kPanels * kPanelRows * rows.stride;
+  for (int64_t left = columns, step = 0; left > 0; left -= Panel::kStepColumns, ++step) {
+    PanelRows next{left > Panel::kStepColumns ? rows.first + Panel::kStepBytes : following, rows.stride};
+    // One copy of the code that rearranges is enough.
+#pragma GCC unroll 1
+    for (int panel = 0; panel < kPanels; ++panel) {
+      const int64_t rows_left = row_count - panel * kPanelRows;
+      PanelRows place{rows.first + panel * kPanelRows * rows.stride, rows.stride};
+      if (rows_left < kPanelRows || left < Panel::kStepColumns) place = padded.copy(place, rows_left, left);
+      Panel::rearrange(place, steps[panel]);
+    }
+    add_tokens<Panel, kPanels>(steps, activations, token_count, step, next, sums);
+    rows.first += Panel::kStepBytes;
+  }
+}
+
+// The same from nothing to the outputs.
+template <class Panel, int kPanels>
+void multiply_rows(PanelRows rows, int64_t row_count, int64_t columns, const void* const* activations,
+                   int token_count, float* const* outputs, int64_t first_row) noexcept {
+  __m512 sums[kPanelGroup][kPanels];
   for (int token = 0; token < token_count; ++token)
-    _mm512_mask_storeu_ps(outputs[token] + first_row, given, sums[token]);
+    for (int panel = 0; panel < kPanels; ++panel) sums[token][panel] = _mm512_setzero_ps();
+  rows.first += first_row * rows.stride;
+  multiply_panel<Panel, kPanels>(rows, row_count - first_row, columns, activations, token_count, sums);
+  for (int panel = 0; panel < kPanels; ++panel) {
+    const int64_t row = first_row + panel * kPanelRows, left = row_count - row;
+    const __mmask16 given = left >= kPanelRows ? 0xffff : static_cast<__mmask16>((1 << left) - 1);
+    for (int token = 0; token < token_count; ++token)
+      _mm512_mask_storeu_ps(outputs[token] + row, given, sums[token][panel]);
+  }
 }
 
 // RowKernel::multiply_panels of a type.
 template <class Panel>
 void multiply_panels(const char* rows, int64_t row_count, size_t row_bytes, int64_t columns,
                      const void* const* activations, int token_count, float* const* outputs) noexcept {
+  const PanelRows all{rows, static_cast<int64_t>(row_bytes)};
   for (int token = 0; token < token_count; token += kPanelGroup) {
     const int count = token_count - token < kPanelGroup ? token_count - token : kPanelGroup;
-    for (int64_t row = 0; row < row_count; row += kPanelRows)
-      multiply_panel<Panel>(rows + row * static_cast<int64_t>(row_bytes), row_count - row, row_bytes, columns,
-                            activations + token, count, outputs + token, row);
+    int64_t row = 0;
+    for (; row_count - row > kPanelRows; row += 2 * kPanelRows)
+      multiply_rows<Panel, 2>(all, row_count, columns, activations + token, count, outputs + token, row);
+    if (row < row_count)
+      multiply_rows<Panel, 1>(all, row_count, columns, activations + token, count, outputs + token, row);
   }
 }
 

@@ -41,9 +41,6 @@ struct Q80Type {
     for (int pair = 0; pair < 4; ++pair) weights[pair] = load_pair(step + 2 * pair * kBlockBytes);
   }
 
-  // Which four values of a step are the block's values 4 `part` to 4 `part` + 3.
-  static constexpr int panel_element(int block, int part) { return 8 * block + part; }
-
   template <int kRowCount, int kTokens>
   struct Sums {
     __m512 products[kTokens][kRowCount];

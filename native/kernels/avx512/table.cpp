@@ -24,27 +24,27 @@ constexpr RowKernel kernel(Quantise* quantise, MultiplyPanels* panels = nullptr)
           panels};
 }
 
-template <class Type>
-constexpr RowKernel block_kernel() {
-  using Format = SteppedFormat<Type>;
-  return kernel<Format>(quantise_to_q8_0<Format>, multiply_panels<BlockPanel<Type>>);
+template <class Layout>
+constexpr RowKernel code_book_kernel() {
+  using Format = SteppedFormat<CodeBookType<Layout>>;
+  return kernel<Format>(quantise_to_q8_0<Format>, multiply_panels<CodeBookPanel<Layout>>);
 }
 
-template <class Type>
+template <class Layout>
 constexpr RowKernel k_quant_kernel() {
-  using Format = SteppedFormat<Type>;
-  return kernel<Format>(quantise_to_q8_k<Format>, multiply_panels<KQuantPanel<Type>>);
+  using Format = SteppedFormat<KQuantType<Layout>>;
+  return kernel<Format>(quantise_to_q8_k<Format>, multiply_panels<KQuantPanel<Layout>>);
 }
 
 constexpr RowKernel kKernels[] = {
-    k_quant_kernel<KQuantType<Q4KLayout>>(),
-    k_quant_kernel<KQuantType<Q5KLayout>>(),
+    k_quant_kernel<Q4KLayout>(),
+    k_quant_kernel<Q5KLayout>(),
     kernel<Q6KFormat>(quantise_to_q8_k<Q6KFormat>, multiply_panels<Q6KPanel>),
-    kernel<IQ4XSFormat>(quantise_to_q8_k<IQ4XSFormat>),
-    block_kernel<Q80Type>(),
-    block_kernel<CodeBookType<Q40Layout>>(),
-    block_kernel<CodeBookType<IQ4NLLayout>>(),
-    block_kernel<CodeBookType<MXFP4Layout>>(),
+    kernel<IQ4XSFormat>(quantise_to_q8_k<IQ4XSFormat>, multiply_panels<IQ4XSPanel>),
+    kernel<Q80Format>(quantise_to_q8_0<Q80Format>, multiply_panels<Q80Panel>),
+    code_book_kernel<Q40Layout>(),
+    code_book_kernel<IQ4NLLayout>(),
+    code_book_kernel<MXFP4Layout>(),
     kernel<BF16Format>(round_to_16_bits<BF16Format>),
     kernel<F16Format>(round_to_16_bits<F16Format>),
 };
