@@ -71,7 +71,7 @@ def stop_and_forget(machine: Machine) -> None:
     machine.shell(
         "rm -rf /run/systemd/system/*.d /run/systemd/system.control /etc/systemd/system.control "
         "/etc/systemd/system/stratad.service.d /etc/systemd/system/stratad.slice.d /etc/stratad/plan.json; "
-        "systemctl daemon-reload; systemctl reset-failed"
+        "umount -q /run/full || true; systemctl daemon-reload; systemctl reset-failed"
     )
 
 
