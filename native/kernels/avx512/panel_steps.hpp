@@ -272,12 +272,12 @@ struct KQuantPanel : ScaledStepPanel<KQuantType<Layout>> {
 
   STRATAD_INLINE void rearrange(PanelRows rows, Step& step) {
     rearrange_scales(rows, step);
-    for (int half = 0; half < 2; ++half) {
-      __m512i fifth_bits[4] = {};
-      if constexpr (Layout::kHasFifthBits) gather_16_bytes(rows, kHeaderBytes + 16 * half, fifth_bits);
-      for (int pair = 0; pair < 4; ++pair)
-        rearrange_pair(rows, pair, half, fifth_bits, step.weights + 16 * pair + 4 * half);
-    }
+    __m512i fifth_bits[2][4] = {};
+    if constexpr (Layout::kHasFifthBits)
+      for (int half = 0; half < 2; ++half) gather_16_bytes(rows, kHeaderBytes + 16 * half, fifth_bits[half]);
+    for (int pair = 0; pair < 4; ++pair)
+      for (int half = 0; half < 2; ++half)
+        rearrange_pair(rows, pair, half, fifth_bits[half], step.weights + 16 * pair + 4 * half);
   }
 
  private:

@@ -168,7 +168,11 @@ void multiply_rows(PanelRows rows, int64_t row_count, int64_t columns, const voi
                    int token_count, float* const* outputs, int64_t first_row) noexcept {
   __m512 sums[kPanelGroup][kPanels];
   for (int token = 0; token < token_count; ++token)
-    for (int panel = 0; panel < kPanels; ++panel) sums[token][panel] = _mm512_setzero_ps();
+    for (int panel = 0; panel < kPanels; ++panel) {
+      sums[token][panel] = _mm512_setzero_ps();
+      // Many tokens' outputs do not fit the cache: without this the stores at the end wait for memory.
+      __builtin_prefetch(outputs[token] + first_row + panel * kPanelRows, 1);
+    }
   rows.first += first_row * rows.stride;
   multiply_panel<Panel, kPanels>(rows, row_count - first_row, columns, activations, token_count, sums);
   for (int panel = 0; panel < kPanels; ++panel) {

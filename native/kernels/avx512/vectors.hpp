@@ -8,6 +8,7 @@
 
 // gcc 12 takes the undefined operands inside its own intrinsics for mistakes.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
 
 #include "kernels/walk.hpp"
 
