@@ -21,7 +21,7 @@ JOBS := $(shell nproc)
 NATIVE_SOURCES := $(shell find native -type f) pyproject.toml packaging/bootstrap/build.py packaging/bootstrap/fetch_llama.py
 
 .DELETE_ON_ERROR:
-.PHONY: setup demo test test-upstream lint bench bench-ci bench-peers lab deb clean
+.PHONY: setup demo test test-upstream lint bench bench-ci bench-peers lab lab-ci deb clean
 
 setup: $(VENV)/.built
 
@@ -72,6 +72,10 @@ bench-peers: setup
 SCENARIOS ?= tests/lab
 lab: setup
 	@$(BIN)/python -m pytest -v -s -o python_files='scenario_*.py' $(SCENARIOS)
+
+# The same for .ci/run: a scenario that failed gets a second try.
+lab-ci: setup
+	@$(BIN)/python -m tests.lab.ci
 
 # build/deb/stratad_*.deb, for the AVX2 baseline.
 deb: setup

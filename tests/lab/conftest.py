@@ -18,11 +18,14 @@ _REPORTS = image.ROOT / "build" / "lab"
 def _only_one_lab() -> Iterator[None]:
     try:
         image.require_host()
+        with image.lab_lock():
+            # What comes from elsewhere, before anything of ours is tried.
+            image.kernel()
+            image.root_image()
+            yield
     except image.LabUnavailable as reason:
         # A lab that cannot run has failed: nothing was proven.
-        pytest.exit(f"the lab cannot run: {reason}", returncode=1)
-    with image.lab_lock():
-        yield
+        pytest.exit(f"the lab cannot run: {reason}", returncode=image.UNAVAILABLE_STATUS)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -74,6 +74,10 @@ _MASKED_UNITS = (
 _ROOT_MEBIBYTES = 1000
 
 
+# The lab's exit status when the host cannot run it.
+UNAVAILABLE_STATUS = 3
+
+
 class LabUnavailable(Exception):
     """The lab cannot run here; the message is the one line that says what to do."""
 

@@ -1,4 +1,4 @@
-// Activations as the kernels read them: a record per step, made of what ggml's own quantiser gives.
+// Activations as the kernels read them: a record per step, of the numbers that ggml's own quantiser gives.
 #pragma once
 
 #include "ggml-cpu.h"
