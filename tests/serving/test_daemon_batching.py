@@ -29,15 +29,14 @@ PROMPTS = (
     "I am afraid, sir, that",
     "London in the winter",
 )
-MODEL_LINES = f"slots = {SLOTS}\n"
-# With ggml's dot products the fewest bits depend on how many rows are multiplied at once.
-GGML = '[placement]\nkernels = "ggml"\n'
 
 
-@pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
-    folder = tmp_path_factory.mktemp("batching")
-    with started(folder, demo_model_path(), settings=MODEL_LINES + GGML) as process:
+@pytest.fixture(scope="module", params=["ggml", "auto"])
+def daemon(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[DaemonProcess]:
+    settings = f'slots = {SLOTS}\nchunk_tokens = 16\n[placement]\nkernels = "{request.param}"\n'
+    with started(tmp_path_factory.mktemp("batching"), demo_model_path(), settings=settings) as process:
         process.wait_for("READY=1")
         yield process
 
