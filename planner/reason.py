@@ -210,6 +210,10 @@ REASON_CODES: Mapping[str, ReasonCode] = {
     ),
     "prompt-at-gpu": ReasonCode("prompts run on the GPU, which reads an arena at its own node fastest"),
     "single-node-machine": ReasonCode("the machine has one NUMA node, so there is nothing to choose"),
+    "slots-reduced": ReasonCode(
+        "memory has no room for the KV cache of all slots, so fewer requests run side by side",
+        "Free memory, or lower model.context_tokens or model.slots.",
+    ),
     "staging-under-interleave": ReasonCode(
         "interleaving the process would scatter the buffers that feed a GPU",
         "Place only the arena, or use an engine that puts staging on the GPU's node.",

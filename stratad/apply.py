@@ -13,7 +13,7 @@ from stratad.config import Configuration, KernelChoice
 from stratad.errors import ConfigurationError, EngineError, LoadCancelled, ModelFileError, PlacementError
 from stratad.free_blocks import free_huge_page_bytes
 from stratad.model import ModelFacts
-from stratad.native_runner import NativeRunner, memlock_limit
+from stratad.native_runner import ContextShape, NativeRunner, memlock_limit
 
 Progress = Callable[[str, float], bool]
 
@@ -26,6 +26,11 @@ _SCOPES = {
     ArenaScope.EXPERTS: _native.ArenaScope.EXPERTS,
     ArenaScope.WEIGHTS: _native.ArenaScope.WEIGHTS,
 }
+
+# Row kernels that take many tokens at once, for the weight types they have panels of; without panels the pool
+# computes this many row by row (kRowByRowTokens in native/backend).
+_KERNELS_WITH_PANELS = ("avx512",)
+_ROW_BY_ROW_TOKENS = 8
 
 
 def memory_policy_failures() -> tuple[str, ...]:
@@ -81,25 +86,50 @@ def open_runner(
     _require_vocabulary(loaded, model)
     if configuration.placement.lock_memory is True:
         _require_lock(loaded)
-    batch_tokens = min(configuration.model.batch_tokens, configuration.model.context_tokens)
+    context, shape = _open_context(loaded, layout, configuration)
+    return NativeRunner(pool, loaded, context, plan, shape)
+
+
+def _open_context(
+    loaded: _native.Model, layout: WorkerLayout, configuration: Configuration
+) -> tuple[_native.Context, ContextShape]:
+    """A context in which each of `model.slots` sequences can hold `model.context_tokens`."""
     context_tokens = min(configuration.model.context_tokens, loaded.trained_context_tokens)
-    cpu_ids = [worker.cpu_id for worker in layout.workers if worker.cpu_id is not None]
+    shape = ContextShape(
+        sequence_count=configuration.model.slots,
+        context_tokens=context_tokens,
+        batch_tokens=min(configuration.model.batch_tokens, context_tokens),
+        pool_tokens=_pool_tokens(configuration),
+    )
     try:
         context = _native.Context(
             loaded,
-            context_tokens=context_tokens,
-            batch_tokens=batch_tokens,
+            context_tokens=shape.sequence_count * context_tokens,
+            batch_tokens=shape.batch_tokens,
+            sequence_count=shape.sequence_count,
             thread_count=configuration.model.threads or len(layout.workers),
-            cpu_ids=cpu_ids,
+            cpu_ids=[worker.cpu_id for worker in layout.workers if worker.cpu_id is not None],
         )
     except RuntimeError as error:
         raise EngineError(
-            tried=f"making a context of {context_tokens} tokens",
+            tried=f"making a context of {context_tokens} tokens for each of {shape.sequence_count} slots",
             because=str(error),
-            values={"context_tokens": context_tokens, "batch_tokens": batch_tokens},
-            remedy="lower model.context_tokens or model.batch_tokens",
+            values={
+                "context_tokens": context_tokens,
+                "slots": shape.sequence_count,
+                "batch_tokens": shape.batch_tokens,
+            },
+            remedy="lower model.slots, model.context_tokens or model.batch_tokens",
         ) from error
-    return NativeRunner(pool, loaded, context, plan, batch_tokens)
+    return context, shape
+
+
+def _pool_tokens(configuration: Configuration) -> int | None:
+    """Most tokens of one call that the pool computes: as configured, or what the row kernels take."""
+    configured = configuration.placement.max_pool_tokens
+    if configured is not None or chosen_kernels(configuration.placement.kernels) in _KERNELS_WITH_PANELS:
+        return configured
+    return _ROW_BY_ROW_TOKENS
 
 
 def _layout(plan: Plan, configuration: Configuration) -> WorkerLayout:

@@ -47,11 +47,29 @@ class ModelSection:
         str | None, Field(min_length=1, description="Name that clients use. Default: the file's name.")
     ] = None
     context_tokens: Annotated[
-        int, Field(ge=16, description="Prompt and answer together; capped by what the model was trained for.")
+        int,
+        Field(
+            ge=16,
+            description="Prompt and answer of one request; capped by what the model was trained for.",
+        ),
     ] = 4096
-    batch_tokens: Annotated[
-        int, Field(ge=1, le=65536, description="Most prompt tokens computed in one call.")
-    ] = 512
+    slots: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=64,
+            description="Requests computed side by side, each with context_tokens; fewer when memory is short.",
+        ),
+    ] = 4
+    batch_tokens: Annotated[int, Field(ge=1, le=65536, description="Most tokens computed in one call.")] = 512
+    chunk_tokens: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=65536,
+            description="Most prompt tokens computed between two tokens of the answers that run.",
+        ),
+    ] = 64
     threads: Annotated[
         int | None,
         Field(ge=1, description="Threads for what the pool does not compute. Default: the plan's workers."),

@@ -30,7 +30,7 @@ from stratad.cli.placement_text import placement_lines
 from stratad.config import child_environment
 from stratad.daemon import demo_configuration
 from stratad.errors import DaemonError, StratadError, render_error
-from stratad.facts import PlanOptions, machine_facts, plan_request, refusal_error
+from stratad.facts import PlanOptions, machine_facts, plan_request, refusal_error, total_context_tokens
 from stratad.model import read_model_facts
 from stratad.runtime_directory import read_running
 
@@ -77,7 +77,7 @@ def _show_plan() -> None:
     configuration = demo_configuration(0)
     model = read_model_facts(configuration.model.path)
     topology = machine_facts()
-    options = PlanOptions(context_tokens=configuration.model.context_tokens)
+    options = PlanOptions(context_tokens=total_context_tokens(configuration, model))
     try:
         plan = make_plan(topology, plan_request(model, options))
     except PlanRefused as refusal:

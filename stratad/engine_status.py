@@ -11,24 +11,31 @@ from stratad.generation import Timings
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """The limits from the configuration; see `stratad.config.ServerSection`."""
+    """The limits from the configuration; see `stratad.config.ServerSection` and `ModelSection`."""
 
     max_queue: int
     request_timeout_seconds: float
     max_tokens_default: int | None
+    chunk_tokens: int = 64
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
     """A consistent look at the engine; totals count since start.
 
+    `slots` requests can run at once. `held_tokens` are in the model's memory now, of running requests and of
+    earlier ones. `cached_tokens` are those of prompts that were held already, beside `prompt_tokens` computed.
+    `decode_steps` are calls without a prompt's tokens, and `decode_seconds` the time in them.
     `finish_reasons` holds pairs of reason and count, sorted. `failure` says why no request can be answered
     any more; None while the engine works.
     """
 
     running: int
     waiting: int
+    slots: int
+    held_tokens: int
     prompt_tokens: int
+    cached_tokens: int
     generation_tokens: int
     decode_steps: int
     decode_seconds: float
@@ -53,9 +60,11 @@ class LatencyObserver(Protocol):
 
 @dataclass(slots=True)
 class EngineTotals:
-    """The engine's running sums; it guards them with its own lock."""
+    """The engine's running sums; `RequestQueue` guards them with its lock."""
 
+    held_tokens: int = 0
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     generation_tokens: int = 0
     decode_steps: int = 0
     decode_seconds: float = 0.0

@@ -41,9 +41,10 @@ STATE_DIRECTORY = Path("/var/lib/stratad")
 class PlanOptions:
     """The operator's wishes, from options or the configuration. None leaves the choice to the planner.
 
-    `arena_bytes` stands in for a model. `context_tokens` sizes the KV cache, `extra_host_bytes` is host
-    memory beside weights and cache; `dense_on_gpu` says that everything but the experts lies in VRAM, and
-    `gpu_expert_layers` of the layers with experts lie there too. `tokens_per_step` is above 1 with drafts.
+    `arena_bytes` stands in for a model. `context_tokens`, of all slots together, size the KV cache;
+    `extra_host_bytes` is host memory beside weights and cache; `dense_on_gpu` says that everything but the
+    experts lies in VRAM, and `gpu_expert_layers` of the layers with experts lie there too.
+    `tokens_per_step` is above 1 with drafts.
     """
 
     policy: Policy | None = None
@@ -72,10 +73,15 @@ def configured_options(
         arena_scope=parse_scope(configuration.arena.scope),
         objective=Objective(placement.objective),
         worker_count=placement.workers,
-        context_tokens=min(configuration.model.context_tokens, model.context_length or 2**31),
+        context_tokens=total_context_tokens(configuration, model),
         placement_possible=placement_possible,
         pool_spin_seconds=placement.spin_microseconds * 1e-6,
     )
+
+
+def total_context_tokens(configuration: Configuration, model: ModelFacts) -> int:
+    """Give the tokens of all slots together: each has what is configured, within what the model was trained for."""
+    return configuration.model.slots * min(configuration.model.context_tokens, model.context_length or 2**31)
 
 
 def machine_facts(root: Path = Path("/")) -> Topology:

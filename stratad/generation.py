@@ -107,8 +107,9 @@ class GenerationRequest:
 class Timings:
     """Where one request's time went, measured by the engine around its own steps.
 
-    `prompt_tokens` were computed in `prompt_seconds`; `cached_tokens` more were reused from the request
-    before. The first token falls out of the prompt, so `predicted_seconds` runs from there.
+    `prompt_tokens` were computed in `prompt_seconds`, which other requests' tokens may have shared;
+    `cached_tokens` more were reused from an earlier request. The first token falls out of the prompt, so
+    `predicted_seconds` runs from there.
     """
 
     cached_tokens: int
@@ -174,6 +175,8 @@ class Generation:
         self, prompt: tuple[int, ...], request: GenerationRequest, deliver: Deliver, token_limit: int
     ) -> None:
         self.prompt = prompt
+        # The prompt and every token of the answer so far.
+        self.tokens = list(prompt)
         self.request = request
         self.deliver = deliver
         self.token_limit = token_limit
@@ -184,7 +187,11 @@ class Generation:
         self.last_token_seconds = self.submitted_seconds
         self.cached_tokens = 0
         self.prompt_seconds = 0.0
-        self.predicted_tokens = 0
+
+    @property
+    def predicted_tokens(self) -> int:
+        """Tokens of the answer so far."""
+        return len(self.tokens) - len(self.prompt)
 
     def deliver_text(self, text: str) -> None:
         """Sends a piece of the answer, unless it is empty."""

@@ -82,6 +82,13 @@ TABLE: tuple[MetricSpec, ...] = (
         "tokens",
     ),
     MetricSpec(
+        "stratad_prompt_tokens_cached_total",
+        _COUNTER,
+        "Prompt tokens reused because a slot still held them.",
+        _MODEL,
+        "tokens",
+    ),
+    MetricSpec(
         "stratad_time_to_first_token_seconds",
         _HISTOGRAM,
         "From arrival of a request to its first token.",
@@ -105,6 +112,14 @@ TABLE: tuple[MetricSpec, ...] = (
         "seconds",
         _REQUEST_BUCKETS_SECONDS,
     ),
+    MetricSpec("stratad_slots", _GAUGE, "Requests that can be computed side by side.", _MODEL, "requests"),
+    MetricSpec(
+        "stratad_held_tokens",
+        _GAUGE,
+        "Tokens in the slots' key-value memory, of running and of earlier requests.",
+        _MODEL,
+        "tokens",
+    ),
     MetricSpec("stratad_requests_running", _GAUGE, "Requests being computed.", _MODEL, "requests"),
     MetricSpec("stratad_requests_waiting", _GAUGE, "Requests in the queue.", _MODEL, "requests"),
     MetricSpec(
@@ -114,9 +129,21 @@ TABLE: tuple[MetricSpec, ...] = (
         ("model_name", "finish_reason"),
         "requests",
     ),
-    MetricSpec("stratad_decode_steps_total", _COUNTER, "Decode steps of one token.", (), "steps"),
-    MetricSpec("stratad_decode_seconds_total", _COUNTER, "Time in decode steps.", (), "seconds"),
-    MetricSpec("stratad_prefill_seconds_total", _COUNTER, "Time computing prompts.", (), "seconds"),
+    MetricSpec(
+        "stratad_decode_steps_total",
+        _COUNTER,
+        "Calls for the next token of each answer.",
+        (),
+        "steps",
+    ),
+    MetricSpec("stratad_decode_seconds_total", _COUNTER, "Time in these calls.", (), "seconds"),
+    MetricSpec(
+        "stratad_prefill_seconds_total",
+        _COUNTER,
+        "Time in calls with tokens of prompts, in which answers go on as well.",
+        (),
+        "seconds",
+    ),
     MetricSpec("stratad_plan_info", _GAUGE, "The plan in force; always 1.", ("policy", "fingerprint")),
     MetricSpec(
         "stratad_plan_reason",

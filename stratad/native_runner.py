@@ -17,6 +17,7 @@ from stratad.runner import (
     PlacementReport,
     Sampler,
     SamplingParameters,
+    SequenceTokens,
     SliceCounters,
 )
 from stratad.verify import projected_arena_bytes, slice_placement
@@ -57,8 +58,18 @@ class NativeSampler:
     chain: _native.Sampler
 
 
+@dataclass(frozen=True, slots=True)
+class ContextShape:
+    """What the context was made for; see the properties of `stratad.runner.ModelRunner`."""
+
+    sequence_count: int
+    context_tokens: int
+    batch_tokens: int
+    pool_tokens: int | None
+
+
 class NativeRunner:
-    """A loaded model behind `stratad.runner.ModelRunner`: one sequence, experts in the placed arena."""
+    """A loaded model behind `stratad.runner.ModelRunner`: one context, weights in the placed arena."""
 
     def __init__(
         self,
@@ -66,14 +77,16 @@ class NativeRunner:
         model: _native.Model,
         context: _native.Context,
         plan: Plan,
-        batch_tokens: int,
+        shape: ContextShape,
     ) -> None:
         self._pool = pool
         self._model = model
         self._context = context
         self._plan = plan
         self._batch = _native.Batch()
-        self._batch_tokens = batch_tokens
+        self._shape = shape
+        # Where the logits of each sequence stand in the last batch.
+        self._logits_index: dict[int, int] = {}
         self._vocabulary = NativeVocabulary(model)
         self._repaired_pages = sum(arena.outcome.repaired_pages for arena in model.arenas)
 
@@ -83,14 +96,24 @@ class NativeRunner:
         return self._vocabulary
 
     @property
+    def sequence_count(self) -> int:
+        """Number of sequences that can be held side by side."""
+        return self._shape.sequence_count
+
+    @property
     def context_tokens(self) -> int:
-        """Tokens the one sequence can hold."""
-        return self._context.context_tokens
+        """Tokens that each sequence can hold."""
+        return self._shape.context_tokens
 
     @property
     def batch_tokens(self) -> int:
         """Most tokens one `decode` call accepts."""
-        return self._batch_tokens
+        return self._shape.batch_tokens
+
+    @property
+    def pool_tokens(self) -> int | None:
+        """Most tokens of a call that the pool computes; None when it takes any."""
+        return self._shape.pool_tokens
 
     @property
     def chat_template(self) -> str | None:
@@ -135,22 +158,29 @@ class NativeRunner:
             )
         )
 
-    def decode(self, tokens: Sequence[int], position: int) -> None:
-        """Computes `tokens` at `position` and following, and keeps the last one's logits."""
+    def decode(self, parts: Sequence[SequenceTokens]) -> None:
+        """Computes the tokens of several sequences and keeps the logits of each one's last.
+
+        Also of those that nobody wants: without any, the graph's last products have no row, and own mode does
+        not take such.
+        """
         self._batch.clear()
-        last = len(tokens) - 1
-        for index, token in enumerate(tokens):
-            self._batch.add(token, position + index, 0, index == last)
+        self._logits_index.clear()
+        for part in parts:
+            last = len(part.tokens) - 1
+            for index, token in enumerate(part.tokens):
+                self._batch.add(token, part.position + index, part.sequence, index == last)
+            self._logits_index[part.sequence] = len(self._batch) - 1
         self._context.decode(self._batch)
 
-    def sample(self, sampler: Sampler) -> int:
-        """The next token from the last logits, accepted into the sampler's state."""
+    def sample(self, sampler: Sampler, sequence: int) -> int:
+        """The next token of a sequence, accepted into the sampler's state."""
         assert isinstance(sampler, NativeSampler)
-        return sampler.chain.sample(self._context)
+        return sampler.chain.sample(self._context, self._logits_index[sequence])
 
-    def truncate(self, position: int) -> None:
-        """Forgets everything from `position` on. Raises RuntimeError when the cache cannot be cut there."""
-        if not self._context.forget(0, position):
+    def truncate(self, sequence: int, position: int) -> None:
+        """Forgets a sequence from `position` on. Raises RuntimeError when the cache cannot be cut there."""
+        if not self._context.cut(sequence, position):
             raise RuntimeError(f"this model's memory cannot be cut at position {position}")
 
     def adopt_decode_thread(self) -> None:

@@ -131,24 +131,45 @@ class Vocabulary(Protocol):
         """True when the model says it has finished by this token."""
 
 
+@dataclass(frozen=True, slots=True)
+class SequenceTokens:
+    """What one sequence has in a decode call: `tokens` at `position` and following.
+
+    With `wants_logits` the last token's logits are kept, so that the next one can be sampled.
+    """
+
+    sequence: int
+    position: int
+    tokens: Sequence[int]
+    wants_logits: bool
+
+
 class Sampler(Protocol):
     """The sampling state of one request. Opaque: only the runner that opened it reads it."""
 
 
 class ModelRunner(Protocol):
-    """A loaded model with one sequence of key-value memory."""
+    """A loaded model with key-value memory for several sequences, numbered from 0."""
 
     @property
     def vocabulary(self) -> Vocabulary:
         """The model's tokens."""
 
     @property
+    def sequence_count(self) -> int:
+        """Number of sequences that can be held side by side."""
+
+    @property
     def context_tokens(self) -> int:
-        """Tokens the one sequence can hold."""
+        """Tokens that each sequence can hold, however many the others hold."""
 
     @property
     def batch_tokens(self) -> int:
         """Most tokens one `decode` call accepts."""
+
+    @property
+    def pool_tokens(self) -> int | None:
+        """Most tokens of a `decode` call that the pool computes, rather than ggml; None when it takes any."""
 
     @property
     def chat_template(self) -> str | None:
@@ -165,16 +186,20 @@ class ModelRunner(Protocol):
     def open_sampler(self, sampling: SamplingParameters) -> Sampler:
         """A sampler for one request. Raises ValueError when the grammar does not parse."""
 
-    def decode(self, tokens: Sequence[int], position: int) -> None:
-        """Computes `tokens` at `position` and following; blocks without the GIL and keeps the last logits."""
+    def decode(self, parts: Sequence[SequenceTokens]) -> None:
+        """Computes the tokens of several sequences, each in one part at most. Blocks without the GIL.
 
-    def sample(self, sampler: Sampler) -> int:
-        """The next token from the last logits, accepted into the sampler's state."""
+        After an exception nobody knows which of the tokens are held.
+        """
 
-    def truncate(self, position: int) -> None:
-        """Forgets everything from `position` on.
+    def sample(self, sampler: Sampler, sequence: int) -> int:
+        """The next token of a sequence by its logits of the last `decode`, accepted into the sampler's state."""
 
-        Raises RuntimeError when the model's memory cannot be cut there (recurrent layers); 0 always works.
+    def truncate(self, sequence: int, position: int) -> None:
+        """Forgets everything of a sequence from `position` on.
+
+        Raises RuntimeError, having forgotten nothing, when the model's memory cannot be cut there (recurrent
+        layers, sliding windows); 0 always works.
         """
 
     def adopt_decode_thread(self) -> None:

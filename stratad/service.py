@@ -257,6 +257,9 @@ def _decode_document(engine: Engine) -> dict[str, object]:
     return {
         "requests_running": status.running,
         "requests_waiting": status.waiting,
+        "slots": status.slots,
+        "held_tokens": status.held_tokens,
+        "prompt_tokens_cached": status.cached_tokens,
         "generation_tokens": status.generation_tokens,
         "prompt_tokens": status.prompt_tokens,
         "decode_steps": status.decode_steps,

@@ -37,6 +37,7 @@ from stratad.runtime_directory import publish_plan, published, runtime_directory
 from stratad.server import HttpServer, ServerSettings, create_app, open_listener
 from stratad.service import Notice, PlanSummary, Service, ServiceLimits, ServingParts
 from stratad.service_samples import node_memory_samples
+from stratad.slot_memory import with_fitting_slots
 from stratad.starting_plan import DEGRADING_CODES, decide_plan, starting_plan
 from stratad.stop_signals import Request, StopSignals
 from stratad.systemd import Notifier, Watchdog
@@ -68,7 +69,11 @@ def run_daemon(
     with StopSignals() as stop, contextlib.closing(notifier), contextlib.suppress(_StoppedWhileLoading):
         model = read_model_facts(configuration.model.path)
         topology = machine_facts()
+        configuration, reduction = with_fitting_slots(configuration, model, topology)
         plan, findings = starting_plan(topology, model, configuration, environment)
+        if reduction is not None:
+            journal.warn_line(reason_log_line(reduction))
+            findings = (*findings, reduction)
         # Before any other thread starts: each inherits its memory policy from the one that starts it.
         apply_process_memory(plan.process_memory)
         service, metrics = _open_service(configuration, topology)
@@ -79,7 +84,9 @@ def run_daemon(
             with _loaded(loading, plan) as runner, _started_engine(configuration, runner, metrics) as engine:
                 service.serving(ServingParts(engine, runner, _chat_template(runner, service)))
                 _say_ready(service, notifier)
-                _serve_until_stopped(loading, environment, engine, read_again)
+                # A file that asks for more slots than there is room for has not changed.
+                read_again_fitting = lambda: with_fitting_slots(read_again(), model, topology)[0]  # noqa: E731
+                _serve_until_stopped(loading, environment, engine, read_again_fitting)
                 # Answers that are cut off still go out; after that nobody can reach the runner any more.
                 service.stopped()
                 engine.close()
@@ -248,6 +255,7 @@ def _started_engine(configuration: Configuration, runner: ModelRunner, metrics: 
         max_queue=configuration.server.max_queue,
         request_timeout_seconds=configuration.server.request_timeout_seconds,
         max_tokens_default=configuration.server.max_tokens_default,
+        chunk_tokens=configuration.model.chunk_tokens,
     )
     engine = Engine(runner, settings, metrics)
     engine.start()

@@ -286,6 +286,7 @@ void bind_context(py::module_& module) {
           py::arg("index") = -1)
       .def("forget", &Context::forget, py::arg("sequence"), py::arg("begin") = 0, py::arg("end") = -1,
            ReleaseGil())
+      .def("cut", &Context::cut, py::arg("sequence"), py::arg("position"), ReleaseGil())
       .def(
           "save_state",
           [](const Context& context, llama_seq_id sequence) {

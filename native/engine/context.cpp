@@ -1,5 +1,6 @@
 #include "engine/context.hpp"
 
+#include <algorithm>
 #include <chrono>
 
 #include "engine/log.hpp"
@@ -118,6 +119,18 @@ std::span<const float> Context::logits(int index) const {
 
 bool Context::forget(llama_seq_id sequence, llama_pos from, llama_pos to) {
   return llama_memory_seq_rm(llama_get_memory(context_), sequence, from, to);
+}
+
+bool Context::cut(llama_seq_id sequence, llama_pos position) {
+  if (position <= 0) return forget(sequence, -1, -1);
+  const llama_memory_t memory = llama_get_memory(context_);
+  const llama_pos last = llama_memory_seq_pos_max(memory, sequence);
+  if (position > last) return position == last + 1;
+  // Cells that no token of the window can read any more are given to others.
+  const llama_pos window = llama_model_n_swa(model_->get());
+  const llama_pos first_read = window > 0 ? std::max(0, position - window + 1) : 0;
+  if (llama_memory_seq_pos_min(memory, sequence) > first_read) return false;
+  return forget(sequence, position, -1);
 }
 
 std::vector<uint8_t> Context::save_state(llama_seq_id sequence) const {

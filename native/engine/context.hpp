@@ -20,8 +20,10 @@ struct DecodeError : std::runtime_error {
 };
 
 struct ContextOptions {
-  uint32_t context_tokens = 4096;  // of all sequences together
-  uint32_t batch_tokens = 512;     // most tokens of one decode call, and of one pass over the model
+  // Of all sequences together; llama.cpp gives each an equal part of its own, so none can crowd out another,
+  // and what lies in one does not depend on the others.
+  uint32_t context_tokens = 4096;
+  uint32_t batch_tokens = 512;  // most tokens of one decode call, and of one pass over the model
   uint32_t sequence_count = 1;
   int thread_count = 1;      // ggml's own threads, the caller included
   std::vector<int> cpu_ids;  // where ggml's helper threads may run; empty: anywhere
@@ -71,6 +73,10 @@ class Context {
   // Forgets positions [from, to) of a sequence; to < 0 means to the end. False: this cache cannot be cut
   // there.
   bool forget(llama_seq_id sequence, llama_pos from, llama_pos to);
+  // Forgets a sequence from `position` on, so that its next token may stand there. False, and nothing
+  // forgotten: what that token reads is not all there any more (recurrent layers, an attention window that
+  // has moved on).
+  bool cut(llama_seq_id sequence, llama_pos position);
   std::vector<uint8_t> save_state(llama_seq_id sequence) const;
   void restore_state(llama_seq_id sequence, std::span<const uint8_t> state);
 

@@ -34,8 +34,10 @@ from stratad.facts import (
     machine_facts,
     plan_request,
     refusal_error,
+    total_context_tokens,
 )
 from stratad.model import ModelFacts, read_model_facts
+from stratad.slot_memory import with_fitting_slots
 
 if TYPE_CHECKING:
     from planner import Calibration
@@ -160,8 +162,8 @@ def plan(
         other_bytes=other_bytes,
         tokens_per_step=tokens_per_step,
     )
-    facts, plan_options = _facts_and_options(wishes)
     topology = machine_facts(root)
+    facts, plan_options = _facts_and_options(wishes, topology)
     request = plan_request(facts, plan_options)
     try:
         decided = make_plan(topology, request, calibration_for(wishes))
@@ -197,7 +199,7 @@ def _configuration_path(wishes: Wishes) -> Path | None:
     return DEFAULT_CONFIGURATION if is_needed and DEFAULT_CONFIGURATION.exists() else None
 
 
-def _facts_and_options(wishes: Wishes) -> tuple[ModelFacts | None, PlanOptions]:
+def _facts_and_options(wishes: Wishes, topology: Topology) -> tuple[ModelFacts | None, PlanOptions]:
     options = PlanOptions(
         policy=parse_policy(wishes.policy or "auto"),
         objective=Objective(wishes.objective or Objective.DECODE),
@@ -209,25 +211,27 @@ def _facts_and_options(wishes: Wishes) -> tuple[ModelFacts | None, PlanOptions]:
         gpu_expert_layers=wishes.gpu_expert_layers,
         tokens_per_step=wishes.tokens_per_step,
     )
-    model_path = wishes.model
     configuration_path = _configuration_path(wishes)
     if configuration_path is not None:
-        options, configured_path = _configured(wishes, options, configuration_path)
-        model_path = model_path or configured_path
-    if model_path is None and wishes.arena_bytes is None:
+        return _configured(wishes, options, configuration_path, topology)
+    if wishes.model is None and wishes.arena_bytes is None:
         raise ConfigurationError(
             tried="planning without a model",
             because="neither a model nor an arena size was given",
             remedy="give --model FILE.gguf, --arena-bytes SIZE or --config FILE",
         )
-    return (None if model_path is None else read_model_facts(model_path)), options
+    return (None if wishes.model is None else read_model_facts(wishes.model)), options
 
 
-def _configured(wishes: Wishes, options: PlanOptions, path: Path) -> tuple[PlanOptions, Path | None]:
+def _configured(
+    wishes: Wishes, options: PlanOptions, path: Path, topology: Topology
+) -> tuple[ModelFacts, PlanOptions]:
     """Fill in from the configuration what no option gave. pydantic is imported only here."""
     from stratad.config import load_configuration
 
     configuration = load_configuration(path)
+    model = read_model_facts(wishes.model or configuration.model.path)
+    configuration, _ = with_fitting_slots(configuration, model, topology)
     placement = configuration.placement
     filled = replace(
         options,
@@ -235,10 +239,10 @@ def _configured(wishes: Wishes, options: PlanOptions, path: Path) -> tuple[PlanO
         policy=options.policy if wishes.policy is not None else parse_policy(placement.policy),
         objective=options.objective if wishes.objective is not None else Objective(placement.objective),
         worker_count=wishes.workers if wishes.workers is not None else placement.workers,
-        context_tokens=configuration.model.context_tokens,
+        context_tokens=total_context_tokens(configuration, model),
         pool_spin_seconds=placement.spin_microseconds * 1e-6,
     )
-    return filled, configuration.model.path
+    return model, filled
 
 
 def _text(topology: Topology, facts: ModelFacts | None, request: PlanRequest, decided: Plan) -> str:

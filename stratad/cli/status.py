@@ -52,7 +52,10 @@ def _loading(document: dict[str, Any]) -> str:
 
 
 def _decode_lines(decode: dict[str, Any]) -> list[str]:
-    lines = [f"requests  {decode['requests_running']} running, {decode['requests_waiting']} waiting"]
+    lines = [
+        f"requests  {decode['requests_running']} running in {decode['slots']} slots, "
+        f"{decode['requests_waiting']} waiting"
+    ]
     rate = decode["decode_steps_per_second"]
     if rate is not None:
         lines.append(f"decode    {rate:.2f} steps/s over {decode['decode_steps']} steps")

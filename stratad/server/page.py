@@ -57,7 +57,7 @@ function show(status) {
     const last = status.decode.last_timings;
     row(summary, ["decode, all requests", rate(status.decode.decode_steps_per_second)]);
     row(summary, ["decode, last request", last ? rate(last.predicted_per_second) : "-"]);
-    row(summary, ["running", status.decode.requests_running]);
+    row(summary, ["running", `${status.decode.requests_running} of ${status.decode.slots}`]);
     row(summary, ["waiting", status.decode.requests_waiting]);
   }
   const placement = document.getElementById("placement");

@@ -408,3 +408,65 @@ def _huge_page_mappings() -> int:
 
 def test_the_read_rate_of_an_arena_is_a_rate(model: native.Model) -> None:
     assert native.measure_read_rate(model.arenas[0], make_pool(2, 2)) > 0
+
+
+def fill(context: native.Context, sequence: int, tokens: list[int], *, position: int = 0) -> np.ndarray:
+    """Computes tokens one by one, as an answer is, and gives the last one's logits."""
+    batch = native.Batch()
+    for offset, token in enumerate(tokens):
+        batch.clear()
+        batch.add(token, position + offset, sequence, True)
+        context.decode(batch)
+    return context.logits(-1)
+
+
+def test_a_sequence_that_was_cut_goes_on_as_if_it_had_ended_there(model: native.Model) -> None:
+    context = native.Context(model, context_tokens=512, batch_tokens=16, sequence_count=2)
+    straight = fill(context, 0, [*PROMPT, 42])
+    fill(context, 1, [*PROMPT, 7, 8, 9])
+    assert context.cut(1, len(PROMPT))
+    assert np.array_equal(fill(context, 1, [42], position=len(PROMPT)), straight)
+    assert context.cut(1, len(PROMPT) + 1), "nothing stands there: nothing to cut"
+    assert not context.cut(1, len(PROMPT) + 2), "a gap would come before it"
+    assert context.cut(1, 0)
+    assert np.array_equal(fill(context, 1, [*PROMPT, 42]), straight)
+
+
+def test_every_sequence_of_a_batch_has_its_own_logits_and_choice(model: native.Model) -> None:
+    context = native.Context(model, context_tokens=768, batch_tokens=16, sequence_count=3)
+    alone = [fill(context, sequence, [5 + sequence, 6]) for sequence in range(3)]
+    for sequence in range(3):
+        assert context.cut(sequence, 1)
+    batch = native.Batch()
+    for sequence in range(3):
+        batch.add(6, 1, sequence, True)
+    context.decode(batch)
+    sampler = native.Sampler(model, temperature=0.0)
+    for sequence in range(3):
+        # ggml multiplies several rows at once in another order than one: the last bits may differ.
+        logits = context.logits(sequence)
+        assert (
+            np.abs(logits - alone[sequence]).max()
+            < 1e-2 * np.abs(alone[sequence] - alone[sequence - 1]).max()
+        )
+        assert sampler.sample(context, sequence) == int(np.argmax(logits))
+
+
+@pytest.mark.parametrize(("family", "window"), [("qwen3moe", None), ("gpt-oss", 128)])
+def test_a_cut_before_which_something_is_missing_is_refused(
+    family: str, window: int | None, tmp_path: Path
+) -> None:
+    model = load_plain(gguf_models.write_model(tmp_path / "model.gguf", family))
+    context = native.Context(model, context_tokens=256, batch_tokens=240)
+    batch = native.Batch()
+    for position in range(240):
+        batch.add((7 * position + 3) % 300, position)
+    context.decode(batch)
+    # As a window leaves it that has moved on: the positions from 100 on are there.
+    assert context.forget(0, 0, 100)
+    if window is None:
+        assert not context.cut(0, 239)
+        return
+    # The token at p reads from p - window + 1 on.
+    assert not context.cut(0, 100 + window - 2)
+    assert context.cut(0, 100 + window - 1)

@@ -29,7 +29,7 @@ def test_the_prompt_is_the_messages_in_the_models_own_template() -> None:
         served.client().chat.completions.create(model=MODEL, messages=MESSAGES)
         assert served.runner.prompts == [b"[system] Be brief.[user] Hi>"]
         # The template wrote the start token; the vocabulary must not add a second one.
-        assert served.runner.memory.count(256) == 1
+        assert served.runner.memories[0].count(256) == 1
 
 
 def test_a_stream_gives_the_same_text_and_ends_with_usage() -> None:
@@ -173,7 +173,7 @@ def test_a_long_prompt_is_computed_in_batches() -> None:
     runner = ScriptedRunner(batch_tokens=8)
     with serve(runner) as served:
         served.client().completions.create(model=MODEL, prompt="x" * 20, max_tokens=1)
-    assert runner.decode_sizes == [8, 8, 5]
+    assert runner.call_sizes == [8, 8, 5]
 
 
 def test_models_lists_the_one_model() -> None:

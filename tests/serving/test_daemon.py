@@ -108,6 +108,16 @@ def test_a_request_that_outlasts_the_drain_limit_is_cut_off(tmp_path: Path, mode
         assert "requests were cut off" in daemon.log
 
 
+def test_slots_that_memory_has_no_room_for_are_left_out_and_said(tmp_path: Path, model: Path) -> None:
+    with started(tmp_path, model, module=ODD, arguments=("no-room",)) as daemon:
+        daemon.wait_for("READY=1")
+        document = httpx.get(daemon.endpoint + "/status").json()
+        assert _complete(daemon, max_tokens=3).status_code == 200
+    assert (document["state"], document["decode"]["slots"]) == ("ready", 1)
+    assert "slots-reduced" in [reason["code"] for reason in document["reasons"]]
+    assert "slots-reduced" in daemon.log
+
+
 def test_sigterm_while_loading_ends_it_cleanly_without_ready(tmp_path: Path, model: Path) -> None:
     with started(tmp_path, model, module=ODD, arguments=("slow-load",)) as daemon:
         daemon.wait_for("STATUS=loading weights, 50%")

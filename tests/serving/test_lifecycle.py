@@ -97,8 +97,7 @@ def _send_without_reading(served: Served, body: dict[str, object]) -> socket.soc
 
 def _grant_and_look(served: Served, runner: ScriptedRunner) -> bool:
     """Lets the held step end once the engine has heard of the client's leaving."""
-    running = served.engine._running
-    if running is not None and running.is_cancelled:
+    if any(generation.is_cancelled for generation in served.engine._requests._running):
         runner.grant_steps(1)
     return _finish_count(served, "cancelled") == 1
 
@@ -200,7 +199,7 @@ def test_closing_ends_what_is_left_with_503() -> None:
         running, waiting = pool.submit(_ask, served, "a"), pool.submit(_ask, served, "b")
         wait_until(lambda: _in_flight(served) == 2)
         closing = pool.submit(served.engine.close)
-        wait_until(lambda: served.engine._is_closed)
+        wait_until(lambda: served.engine._requests.is_closed)
         runner.release()
         closing.result()
         assert {running.result().status_code, waiting.result().status_code} == {503}

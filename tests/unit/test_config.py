@@ -130,6 +130,7 @@ def test_the_example_is_valid_and_shows_every_key_with_its_default() -> None:
     for key in known - {
         "model.name",
         "model.threads",
+        "placement.max_pool_tokens",
         "placement.workers",
         "placement.test_slices",
         "server.unix_socket",

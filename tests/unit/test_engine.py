@@ -67,7 +67,7 @@ def test_start_has_the_model_answer_on_its_own_thread_and_forgets_it() -> None:
     engine.start()
     assert len(runner.samplings) == 1
     assert runner.samplings[0].temperature == 0
-    assert runner.memory == []
+    assert runner.memories == [[]]
     assert engine.status().generation_tokens == 0, "its own question is not counted"
     engine.close()
 
@@ -90,7 +90,7 @@ def test_a_thread_that_cannot_be_pinned_is_an_error_of_start() -> None:
 
 def test_a_token_that_does_not_exist_is_no_answer() -> None:
     class Confused(ScriptedRunner):
-        def sample(self, sampler: object) -> int:
+        def sample(self, sampler: object, sequence: int) -> int:
             return -1
 
     with pytest.raises(EngineFailure, match="token -1"):
@@ -150,10 +150,10 @@ def test_a_failure_that_also_breaks_the_memory_is_final() -> None:
     class Broken(ScriptedRunner):
         is_broken = False
 
-        def truncate(self, position: int) -> None:
+        def truncate(self, sequence: int, position: int) -> None:
             if self.is_broken:
                 raise RuntimeError("device lost")
-            super().truncate(position)
+            super().truncate(sequence, position)
 
     runner = Broken()
     engine = _engine(runner)

@@ -5,6 +5,7 @@ astray-once the same for the first model opened, so that a second plan helps
 unknown     the kernel tells no page's node
 slow-load   loading reports progress until it is cancelled
 tiny-memory the cgroup allows one MiB
+no-room     beside the weights there is no memory for the slots
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from planner import Topology
-from stratad import native_runner, startup
+from stratad import native_runner, slot_memory, startup
 from stratad.daemon import main
 from stratad.errors import LoadCancelled
 from stratad.facts import machine_facts
@@ -89,6 +90,11 @@ def _tiny_memory() -> None:
         return replace(topology, limits=replace(topology.limits, memory_limit_bytes=1 << 20))
 
     startup.machine_facts = small_machine  # type: ignore[attr-defined]
+
+
+@_mode("no-room")
+def _no_room() -> None:
+    slot_memory.available_bytes = lambda topology: 0  # type: ignore[assignment]
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from stratad.runner import (
     NativeCounters,
     PlacementReport,
     SamplingParameters,
+    SequenceTokens,
     SliceCounters,
     SlicePlacement,
 )
@@ -77,7 +79,8 @@ class ScriptedSampler:
 class ScriptedRunner:
     """Answers with `answer(prompt bytes)`, one piece a token, then the end token.
 
-    With `holds_steps` every decode of a request waits until the test grants it by `grant_steps`.
+    With `holds_steps` every decode of a request waits until the test grants it by `grant_steps`. A decode call
+    that holds one of `poison` in its tokens fails.
     """
 
     def __init__(
@@ -86,20 +89,26 @@ class ScriptedRunner:
         *,
         context_tokens: int = 256,
         batch_tokens: int = 16,
+        sequence_count: int = 1,
+        pool_tokens: int | None = None,
         chat_template: str | None = None,
         holds_steps: bool = False,
     ) -> None:
         self.vocabulary = ScriptedVocabulary()
         self.context_tokens = context_tokens
         self.batch_tokens = batch_tokens
+        self.sequence_count = sequence_count
+        self.pool_tokens = pool_tokens
         self.chat_template = chat_template
         self.bos_text = "<s>"
         self.eos_text = "</s>"
-        self.memory: list[int] = []
-        self.decode_sizes: list[int] = []
+        self.memories: list[list[int]] = [[] for _ in range(sequence_count)]
+        # For each call, pairs of sequence and number of tokens.
+        self.calls: list[tuple[tuple[int, int], ...]] = []
         self.samplings: list[SamplingParameters] = []
         self.prompts: list[bytes] = []
         self.failures: list[Exception] = []
+        self.poison: set[int] = set()
         self.truncate_failure: Exception | None = None
         self.decode_thread: int | None = None
         self.is_closed = False
@@ -115,12 +124,13 @@ class ScriptedRunner:
         self._is_released = False
         self._step_count = 0
         self._stepped = threading.Condition()
+        self._wants_logits: set[int] = set()
 
     def forget_start(self) -> None:
         """Forgets the engine's own first question, so that a test sees its requests only."""
         self.samplings.clear()
         self.prompts.clear()
-        self.decode_sizes.clear()
+        self.calls.clear()
 
     def grant_steps(self, count: int) -> None:
         """Lets `count` held decode calls go on."""
@@ -143,23 +153,34 @@ class ScriptedRunner:
     def step_count(self) -> int:
         return self._step_count
 
+    @property
+    def call_sizes(self) -> list[int]:
+        """Tokens of every call."""
+        return [sum(count for _, count in call) for call in self.calls]
+
     def open_sampler(self, sampling: SamplingParameters) -> ScriptedSampler:
         if sampling.grammar == "broken":
             raise ValueError("the grammar does not parse")
         self.samplings.append(sampling)
         return ScriptedSampler(sampling)
 
-    def decode(self, tokens: Sequence[int], position: int) -> None:
+    def decode(self, parts: Sequence[SequenceTokens]) -> None:
         assert threading.get_ident() == self.decode_thread
-        assert position == len(self.memory), "a gap in the sequence"
-        assert 0 < len(tokens) <= self.batch_tokens
-        assert position + len(tokens) <= self.context_tokens
+        assert len({part.sequence for part in parts}) == len(parts), "a sequence stands in one part only"
+        assert 0 < sum(len(part.tokens) for part in parts) <= self.batch_tokens
+        for part in parts:
+            assert part.position == len(self.memories[part.sequence]), "a gap in the sequence"
+            assert 0 < len(part.tokens) <= self.context_tokens - part.position
+        self._wants_logits = {part.sequence for part in parts if part.wants_logits}
         if self.samplings:
             self._take_step()
         if self.failures:
             raise self.failures.pop(0)
-        self.memory.extend(tokens)
-        self.decode_sizes.append(len(tokens))
+        for part in parts:
+            self.memories[part.sequence].extend(part.tokens)
+        self.calls.append(tuple((part.sequence, len(part.tokens)) for part in parts))
+        if any(self.poison & set(part.tokens) for part in parts):
+            raise RuntimeError("poisoned")
 
     def _take_step(self) -> None:
         with self._stepped:
@@ -168,9 +189,10 @@ class ScriptedRunner:
         if self._holds_steps and not self._is_released:
             assert self._permits.acquire(timeout=STEP_LIMIT_SECONDS)
 
-    def sample(self, sampler: ScriptedSampler) -> int:
+    def sample(self, sampler: ScriptedSampler, sequence: int) -> int:
+        assert sequence in self._wants_logits, "the last call kept no logits of this sequence"
         if sampler.answer is None:
-            prompt = b"".join(self.vocabulary.token_bytes(token) for token in self.memory)
+            prompt = b"".join(self.vocabulary.token_bytes(token) for token in self.memories[sequence])
             self.prompts.append(prompt)
             pieces = self._answer(prompt)
             sampler.answer = [*(self.vocabulary.token_of(piece) for piece in pieces), END_TOKEN]
@@ -178,10 +200,10 @@ class ScriptedRunner:
         sampler.next_index += 1
         return token
 
-    def truncate(self, position: int) -> None:
+    def truncate(self, sequence: int, position: int) -> None:
         if self.truncate_failure is not None and position > 0:
             raise self.truncate_failure
-        del self.memory[position:]
+        del self.memories[sequence][position:]
 
     def adopt_decode_thread(self) -> None:
         self.decode_thread = threading.get_ident()
@@ -205,3 +227,12 @@ class ScriptedRunner:
 
     def close(self) -> None:
         self.is_closed = True
+
+
+class RememberingRunner(ScriptedRunner):
+    """Its next letter depends on everything that the sequence holds, so that a mix-up of sequences shows."""
+
+    def sample(self, sampler: ScriptedSampler, sequence: int) -> int:
+        assert sequence in self._wants_logits, "the last call kept no logits of this sequence"
+        held = ",".join(map(str, self.memories[sequence]))
+        return ord("a") + zlib.crc32(held.encode()) % 26
