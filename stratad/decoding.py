@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from stratad import journal
 from stratad.engine_status import EngineSettings, EngineTotals, LatencyObserver
 from stratad.generation import (
+    ChosenToken,
     DeadlineExceeded,
     EngineFailure,
     Failed,
@@ -21,6 +22,7 @@ from stratad.generation import (
     FinishReason,
     Generation,
     InvalidRequest,
+    LikelyToken,
     NotAccepting,
     RequestError,
 )
@@ -204,6 +206,7 @@ class DecodeLoop:
             generation.first_token_seconds = time.perf_counter()
         try:
             token = self._runner.sample(sampler, slot.sequence)
+            self._note_likelihoods(slot, token)
             reason = self._take_token(generation, token)
         # As in _compute.
         except Exception as error:
@@ -216,6 +219,18 @@ class DecodeLoop:
         if reason is not None:
             slot.assignment = None
             self._requests.end(generation, reason, Finished(reason, generation.timings()))
+
+    def _note_likelihoods(self, slot: Slot, token: int) -> None:
+        """Keeps the token's likelihood for the text it belongs to, when the request asks for it."""
+        count = slot.generation.request.likelihood_count
+        vocabulary = self._runner.vocabulary
+        if count is None or vocabulary.is_end_of_generation(token):
+            return
+        chosen, *likeliest = (
+            LikelyToken(vocabulary.token_bytes(one.token), one.log_probability)
+            for one in self._runner.likelihoods(slot.sequence, token, count)
+        )
+        slot.generation.untold_tokens.append(ChosenToken(chosen, tuple(likeliest)))
 
     def _take_token(self, generation: Generation, token: int) -> FinishReason | None:
         """Accounts for one sampled token, delivers the text it completes; the reason when it is the last."""

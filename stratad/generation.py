@@ -93,6 +93,7 @@ class GenerationRequest:
         sampling: How tokens are chosen.
         max_tokens: Most tokens to generate; None takes the configured default.
         stop_strings: The answer ends before the first of these.
+        likelihood_count: Tell with every token its likelihood and those of so many likeliest ones; None: nothing.
         is_rendered: The prompt comes out of a chat template, which may have written the start token itself.
     """
 
@@ -100,6 +101,7 @@ class GenerationRequest:
     sampling: SamplingParameters
     max_tokens: int | None = None
     stop_strings: tuple[str, ...] = ()
+    likelihood_count: int | None = None
     is_rendered: bool = False
 
 
@@ -136,10 +138,31 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True)
+class LikelyToken:
+    """A token's bytes, possibly a part of one character, and the logarithm of its probability."""
+
+    token_bytes: bytes
+    log_probability: float
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenToken:
+    """A token of the answer, and the likeliest in its place, most likely first."""
+
+    chosen: LikelyToken
+    likeliest: tuple[LikelyToken, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TextPiece:
-    """More of the answer; never empty, always whole characters."""
+    """More of the answer; never empty, always whole characters.
+
+    `tokens` are those chosen since the piece before, when their likelihoods are asked for. A piece can end within
+    its last token, where a stop string might begin.
+    """
 
     text: str
+    tokens: tuple[ChosenToken, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +205,8 @@ class Generation:
         self.token_limit = token_limit
         self.is_cancelled = False
         self.text = TextStream(request.stop_strings)
+        # Tokens whose text has not gone out yet.
+        self.untold_tokens: list[ChosenToken] = []
         self.submitted_seconds = time.perf_counter()
         self.first_token_seconds = self.submitted_seconds
         self.last_token_seconds = self.submitted_seconds
@@ -196,7 +221,8 @@ class Generation:
     def deliver_text(self, text: str) -> None:
         """Sends a piece of the answer, unless it is empty."""
         if text and not self.is_cancelled:
-            self.deliver(TextPiece(text))
+            self.deliver(TextPiece(text, tuple(self.untold_tokens)))
+            self.untold_tokens.clear()
 
     def timings(self) -> Timings:
         """Where the time went until now."""

@@ -19,6 +19,7 @@ from stratad.runner import (
     SamplingParameters,
     SequenceTokens,
     SliceCounters,
+    TokenLikelihood,
 )
 from stratad.verify import projected_arena_bytes, slice_placement
 
@@ -177,6 +178,16 @@ class NativeRunner:
         """The next token of a sequence, accepted into the sampler's state."""
         assert isinstance(sampler, NativeSampler)
         return sampler.chain.sample(self._context, self._logits_index[sequence])
+
+    def likelihoods(self, sequence: int, token: int, count: int) -> tuple[TokenLikelihood, ...]:
+        """That of `token` as the next of a sequence, then the `count` largest, in order."""
+        logits = self._context.logits(self._logits_index[sequence]).astype(np.float64)
+        largest = logits.max()
+        logarithms = logits - (largest + np.log(np.exp(logits - largest).sum()))
+        count = min(count, len(logits))
+        candidates = [int(one) for one in np.argpartition(-logits, count - 1)[:count]] if count else []
+        likeliest = sorted(candidates, key=lambda one: (-logits[one], one))
+        return tuple(TokenLikelihood(one, float(logarithms[one])) for one in (token, *likeliest))
 
     def truncate(self, sequence: int, position: int) -> None:
         """Forgets a sequence from `position` on. Raises RuntimeError when the cache cannot be cut there."""

@@ -144,6 +144,14 @@ class SequenceTokens:
     wants_logits: bool
 
 
+@dataclass(frozen=True, slots=True)
+class TokenLikelihood:
+    """How likely the model itself finds a token, before any sampling parameter: its probability's logarithm."""
+
+    token: int
+    log_probability: float
+
+
 class Sampler(Protocol):
     """The sampling state of one request. Opaque: only the runner that opened it reads it."""
 
@@ -194,6 +202,9 @@ class ModelRunner(Protocol):
 
     def sample(self, sampler: Sampler, sequence: int) -> int:
         """The next token of a sequence by its logits of the last `decode`, accepted into the sampler's state."""
+
+    def likelihoods(self, sequence: int, token: int, count: int) -> tuple[TokenLikelihood, ...]:
+        """That of `token` as the next of a sequence by the last `decode`, then the `count` largest, in order."""
 
     def truncate(self, sequence: int, position: int) -> None:
         """Forgets everything of a sequence from `position` on.

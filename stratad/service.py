@@ -172,6 +172,11 @@ class Service:
         """The prompt for these messages. Raises ChatTemplateError, and NotAccepting while loading."""
         return self._serving_parts().chat_template.render(messages)
 
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """The model's tokens of `text`. Raises NotAccepting while loading."""
+        vocabulary = self._serving_parts().runner.vocabulary
+        return vocabulary.tokenize(text, add_special=add_special, parse_special=parse_special)
+
     def sample_placement(self) -> PlacementCheck:
         """Asks the kernel now where the pages lie, and remembers the answer. Takes milliseconds."""
         report = self._serving_parts().runner.placement(self._limits.placement_sample_pages)

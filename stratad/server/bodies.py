@@ -10,7 +10,7 @@ import json
 from http import HTTPStatus
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import ErrorDetails
 
 from stratad.chat_template import ChatMessage
@@ -25,7 +25,6 @@ _INACTIVE_VALUES: dict[str, tuple[object, ...]] = {
     "echo": (None, False),
     "function_call": (None, "none"),
     "functions": (None, []),
-    "logprobs": (None, False),
     "modalities": (None, ["text"]),
     "n": (None, 1),
     "parallel_tool_calls": (None, True, False),
@@ -36,18 +35,20 @@ _INACTIVE_VALUES: dict[str, tuple[object, ...]] = {
     "suffix": (None, ""),
     "tool_choice": (None, "none"),
     "tools": (None, []),
-    "top_logprobs": (None, 0),
     "web_search_options": (None,),
 }
 
 # They say who asks; nothing depends on them here, and they are not kept.
 _IGNORED = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key", "service_tier"})
 
+# As many alternatives to a token as OpenAI tells at most.
+_MOST_LIKELIHOODS = 20
+
 # The largest seed that the sampler takes; OpenAI's may be any integer and is folded into it.
 _SEED_MODULUS = 2**32 - 1
 
 Text = Annotated[str, Field(min_length=1)]
-_Body = TypeVar("_Body", bound="SamplingBody")
+_Body = TypeVar("_Body", bound="_Strict")
 
 
 class _Strict(BaseModel):
@@ -139,6 +140,8 @@ class ChatBody(SamplingBody):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=_MOST_LIKELIHOODS)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
 
     def generation_request(self, prompt: str) -> GenerationRequest:
@@ -148,8 +151,16 @@ class ChatBody(SamplingBody):
             sampling=self.sampling(),
             max_tokens=self.max_completion_tokens or self.max_tokens,
             stop_strings=self.stop_strings,
+            likelihood_count=(self.top_logprobs or 0) if self.logprobs else None,
             is_rendered=True,
         )
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def _need_logprobs(cls, top_logprobs: int | None, info: ValidationInfo) -> int | None:
+        if top_logprobs and not info.data.get("logprobs"):
+            raise ValueError("alternatives are told with the tokens: set logprobs to true")
+        return top_logprobs
 
 
 class CompletionBody(SamplingBody):
@@ -160,6 +171,7 @@ class CompletionBody(SamplingBody):
         | Annotated[list[int], Field(min_length=1)]
         | Annotated[list[str], Field(min_length=1, max_length=1)]
     )
+    logprobs: Annotated[int, Field(ge=0, le=_MOST_LIKELIHOODS)] | None = None
 
     def generation_request(self) -> GenerationRequest:
         """What the engine is to do."""
@@ -169,7 +181,18 @@ class CompletionBody(SamplingBody):
         else:
             first = self.prompt[0]
             prompt = first if isinstance(first, str) else tuple(int(token) for token in self.prompt)
-        return GenerationRequest(prompt, self.sampling(), self.max_tokens, self.stop_strings)
+        return GenerationRequest(
+            prompt, self.sampling(), self.max_tokens, self.stop_strings, likelihood_count=self.logprobs
+        )
+
+
+class TokenizeBody(_Strict):
+    """POST /tokenize, as llama.cpp's server has it."""
+
+    content: str
+    add_special: bool = False
+    parse_special: bool = True
+    model: str | None = None
 
 
 def parse_body(body_type: type[_Body], raw: bytes, served_model: str) -> _Body:

@@ -12,10 +12,10 @@ from starlette.responses import JSONResponse, Response
 from stratad.chat_template import ChatTemplateError
 from stratad.engine import Ticket
 from stratad.generation import Event, Failed, Finished, GenerationRequest, TextPiece
-from stratad.server.bodies import ChatBody, CompletionBody, SamplingBody, parse_body
+from stratad.server.bodies import ChatBody, CompletionBody, SamplingBody, TokenizeBody, parse_body
 from stratad.server.failures import HttpFailure, request_error_document
 from stratad.server.limits import read_body
-from stratad.server.rendering import STREAM_END, ChatShape, CompletionShape, Shape, event_block
+from stratad.server.rendering import STREAM_END, ChatShape, CompletionShape, Shape, event_block, joined
 from stratad.server.streaming import EventStream, EventStreamResponse, is_last, or_client_gone
 from stratad.service import Service
 
@@ -48,6 +48,18 @@ class CompletionEndpoints:
         shape = CompletionShape(self._service.model_name)
         return await self._answer(request, body, body.generation_request(), shape)
 
+    async def tokenize(self, request: Request) -> Response:
+        """POST /tokenize."""
+        raw = await read_body(request, self._max_body_bytes)
+        body = parse_body(TokenizeBody, raw, self._service.model_name)
+        tokens = await asyncio.to_thread(
+            self._service.tokenize,
+            body.content,
+            add_special=body.add_special,
+            parse_special=body.parse_special,
+        )
+        return JSONResponse({"tokens": tokens})
+
     async def _answer(
         self, request: Request, body: SamplingBody, generation: GenerationRequest, shape: Shape
     ) -> Response:
@@ -67,19 +79,19 @@ class CompletionEndpoints:
 async def _whole_answer(
     request: Request, ticket: Ticket, first: Event, events: EventStream, shape: Shape
 ) -> JSONResponse:
-    pieces: list[str] = []
+    pieces: list[TextPiece] = []
 
     async def last_event() -> Event:
         event = first
         while not is_last(event):
             if isinstance(event, TextPiece):
-                pieces.append(event.text)
+                pieces.append(event)
             event = await events.next()
         return event
 
     end = await or_client_gone(request, ticket, last_event())
     if isinstance(end, Finished):
-        return JSONResponse(shape.whole("".join(pieces), end))
+        return JSONResponse(shape.whole(joined(pieces), end))
     assert isinstance(end, Failed)
     raise end.error
 
@@ -92,7 +104,7 @@ async def _stream_blocks(
         yield event_block(chunk)
     event = first
     while isinstance(event, TextPiece):
-        yield event_block(shape.piece(event.text))
+        yield event_block(shape.piece(event))
         event = await events.next()
     if isinstance(event, Failed):
         yield event_block(request_error_document(event.error))

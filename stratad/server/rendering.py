@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import secrets
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from stratad.generation import Finished
+from stratad.generation import Finished, TextPiece
+from stratad.server.likelihoods import chat_likelihoods, completion_likelihoods
 
 STREAM_END = "data: [DONE]\n\n"
 
@@ -16,6 +18,12 @@ STREAM_END = "data: [DONE]\n\n"
 def event_block(document: object) -> str:
     """One server-sent event."""
     return f"data: {json.dumps(document, ensure_ascii=False, separators=(',', ':'))}\n\n"
+
+
+def joined(pieces: Sequence[TextPiece]) -> TextPiece:
+    """A whole answer of its pieces."""
+    tokens = tuple(token for piece in pieces for token in piece.tokens)
+    return TextPiece("".join(piece.text for piece in pieces), tokens)
 
 
 def usage_document(finished: Finished) -> dict[str, object]:
@@ -54,13 +62,13 @@ class _Frame:
 class Shape(Protocol):
     """The shapes of one answer: whole, and as the chunks of a stream."""
 
-    def whole(self, text: str, finished: Finished) -> dict[str, object]:
+    def whole(self, answer: TextPiece, finished: Finished) -> dict[str, object]:
         """The answer in one piece."""
 
     def opening(self) -> list[dict[str, object]]:
         """The chunks before the first text."""
 
-    def piece(self, text: str) -> dict[str, object]:
+    def piece(self, piece: TextPiece) -> dict[str, object]:
         """A chunk with more text."""
 
     def closing(self, finished: Finished) -> dict[str, object]:
@@ -78,19 +86,23 @@ class ChatShape:
         self._whole = _Frame("chat.completion", answer_id, model, now_seconds)
         self._chunk = _Frame("chat.completion.chunk", answer_id, model, now_seconds)
 
-    def whole(self, text: str, finished: Finished) -> dict[str, object]:
+    def whole(self, answer: TextPiece, finished: Finished) -> dict[str, object]:
         """The answer in one piece."""
-        message = {"role": "assistant", "content": text}
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finished.reason}
+        choice = {
+            "index": 0,
+            "message": {"role": "assistant", "content": answer.text},
+            "logprobs": chat_likelihoods(answer),
+            "finish_reason": finished.reason,
+        }
         return self._whole.around([choice], finished)
 
     def opening(self) -> list[dict[str, object]]:
         """One chunk, with the role."""
         return [self._delta({"role": "assistant", "content": ""}, None)]
 
-    def piece(self, text: str) -> dict[str, object]:
+    def piece(self, piece: TextPiece) -> dict[str, object]:
         """A chunk with more text."""
-        return self._delta({"content": text}, None)
+        return self._delta({"content": piece.text}, None, chat_likelihoods(piece))
 
     def closing(self, finished: Finished) -> dict[str, object]:
         """The chunk with the finish reason and the timings."""
@@ -100,8 +112,11 @@ class ChatShape:
         """The chunk that `stream_options.include_usage` adds."""
         return self._chunk.around([], finished)
 
-    def _delta(self, delta: dict[str, str], reason: str | None) -> dict[str, object]:
-        return self._chunk.around([{"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}])
+    def _delta(
+        self, delta: dict[str, str], reason: str | None, likelihoods: dict[str, object] | None = None
+    ) -> dict[str, object]:
+        choice = {"index": 0, "delta": delta, "logprobs": likelihoods, "finish_reason": reason}
+        return self._chunk.around([choice])
 
 
 class CompletionShape:
@@ -109,18 +124,22 @@ class CompletionShape:
 
     def __init__(self, model: str) -> None:
         self._frame = _Frame("text_completion", f"cmpl-{secrets.token_hex(12)}", model, int(time.time()))
+        self._sent_length = 0
 
-    def whole(self, text: str, finished: Finished) -> dict[str, object]:
+    def whole(self, answer: TextPiece, finished: Finished) -> dict[str, object]:
         """The answer in one piece."""
-        return self._frame.around([_text_choice(text, finished.reason)], finished)
+        likelihoods = completion_likelihoods(answer, 0)
+        return self._frame.around([_text_choice(answer.text, finished.reason, likelihoods)], finished)
 
     def opening(self) -> list[dict[str, object]]:
         """No chunk."""
         return []
 
-    def piece(self, text: str) -> dict[str, object]:
+    def piece(self, piece: TextPiece) -> dict[str, object]:
         """A chunk with more text."""
-        return self._frame.around([_text_choice(text, None)])
+        likelihoods = completion_likelihoods(piece, self._sent_length)
+        self._sent_length += len(piece.text)
+        return self._frame.around([_text_choice(piece.text, None, likelihoods)])
 
     def closing(self, finished: Finished) -> dict[str, object]:
         """The chunk with the finish reason and the timings."""
@@ -132,5 +151,7 @@ class CompletionShape:
         return self._frame.around([], finished)
 
 
-def _text_choice(text: str, reason: str | None) -> dict[str, object]:
-    return {"index": 0, "text": text, "logprobs": None, "finish_reason": reason}
+def _text_choice(
+    text: str, reason: str | None, likelihoods: dict[str, object] | None = None
+) -> dict[str, object]:
+    return {"index": 0, "text": text, "logprobs": likelihoods, "finish_reason": reason}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterator
 
 import httpx
@@ -127,3 +128,29 @@ def test_a_conversation_that_goes_on_is_computed_from_where_it_was(daemon: Daemo
     prompt_tokens, cached_tokens = asyncio.run(talk())
     assert prompt_tokens > 8
     assert prompt_tokens - 2 <= cached_tokens <= prompt_tokens
+
+
+def test_likelihoods_are_the_models_own_and_rank_the_greedy_choice_first(daemon: DaemonProcess) -> None:
+    client = openai.OpenAI(base_url=daemon.endpoint + "/v1", api_key="unused", max_retries=0)
+    whole = client.completions.create(
+        model="tiny", prompt=PROMPTS[0], max_tokens=8, temperature=0, logprobs=5
+    )
+    columns = whole.choices[0].logprobs
+    assert columns is not None
+    assert columns.tokens is not None
+    assert columns.top_logprobs is not None
+    assert columns.token_logprobs is not None
+    assert "".join(columns.tokens) == whole.choices[0].text
+    for token, likelihood, likeliest in zip(
+        columns.tokens, columns.token_logprobs, columns.top_logprobs, strict=True
+    ):
+        assert likelihood == max(likeliest.values()) == likeliest[token]
+        assert sum(math.exp(value) for value in likeliest.values()) <= 1 + 1e-9
+    # Temperature changes the choice, not what the model thinks of it.
+    warm = client.completions.create(
+        model="tiny", prompt=PROMPTS[0], max_tokens=1, temperature=5, seed=3, logprobs=5
+    )
+    assert warm.choices[0].logprobs is not None
+    assert warm.choices[0].logprobs.top_logprobs is not None
+    for token, likelihood in warm.choices[0].logprobs.top_logprobs[0].items():
+        assert likelihood == pytest.approx(columns.top_logprobs[0][token], abs=0.1)

@@ -23,7 +23,8 @@ HELLO = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
     ("change", "parameter"),
     [
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
-        ({"logprobs": True}, "logprobs"),
+        ({"logprobs": 3}, "logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"n": 2}, "n"),
         ({"n": True}, "n"),

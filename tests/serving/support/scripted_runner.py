@@ -14,6 +14,7 @@ from stratad.runner import (
     SequenceTokens,
     SliceCounters,
     SlicePlacement,
+    TokenLikelihood,
 )
 
 START_TOKEN = 256
@@ -199,6 +200,14 @@ class ScriptedRunner:
         token = sampler.answer[min(sampler.next_index, len(sampler.answer) - 1)]
         sampler.next_index += 1
         return token
+
+    def likelihoods(self, sequence: int, token: int, count: int) -> tuple[TokenLikelihood, ...]:
+        """The chosen token is certain; the letters after it are less likely by one step each."""
+        assert sequence in self._wants_logits
+        others = range(ord("a"), ord("a") + count - 1) if count else ()
+        likeliest = [token, *others][:count]
+        ranked = [TokenLikelihood(one, -1.0 * rank) for rank, one in enumerate(likeliest)]
+        return (TokenLikelihood(token, 0.0), *ranked)
 
     def truncate(self, sequence: int, position: int) -> None:
         if self.truncate_failure is not None and position > 0:
