@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from stratad.generation import LikelyToken, TextPiece
 
 
@@ -25,13 +27,17 @@ def completion_likelihoods(piece: TextPiece, start: int) -> dict[str, object] | 
     return {
         "tokens": texts,
         "token_logprobs": [token.chosen.log_probability for token in piece.tokens],
-        # Bytes that are no character by themselves look alike as text: the likeliest of them counts.
-        "top_logprobs": [
-            {_text(likely): likely.log_probability for likely in reversed(token.likeliest)}
-            for token in piece.tokens
-        ],
+        "top_logprobs": [_by_text(token.likeliest) for token in piece.tokens],
         "text_offset": offsets,
     }
+
+
+def _by_text(likeliest: Sequence[LikelyToken]) -> dict[str, float]:
+    """Bytes that are no character by themselves look alike as text: the likeliest of them counts."""
+    found: dict[str, float] = {}
+    for token in likeliest:
+        found.setdefault(_text(token), token.log_probability)
+    return found
 
 
 def _entry(token: LikelyToken) -> dict[str, object]:

@@ -145,6 +145,7 @@ def test_likelihoods_are_the_models_own_and_rank_the_greedy_choice_first(daemon:
         columns.tokens, columns.token_logprobs, columns.top_logprobs, strict=True
     ):
         assert likelihood == max(likeliest.values()) == likeliest[token]
+        assert list(likeliest.values()) == sorted(likeliest.values(), reverse=True)
         assert sum(math.exp(value) for value in likeliest.values()) <= 1 + 1e-9
     # Temperature changes the choice, not what the model thinks of it.
     warm = client.completions.create(

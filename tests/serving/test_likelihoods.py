@@ -5,6 +5,8 @@ from __future__ import annotations
 import httpx
 import pytest
 
+from stratad.generation import ChosenToken, LikelyToken, TextPiece
+from stratad.server.likelihoods import completion_likelihoods
 from tests.serving.support.scripted_runner import START_TOKEN, ScriptedRunner
 from tests.serving.support.served import MODEL, serve
 
@@ -63,6 +65,20 @@ def test_tokens_of_a_stop_string_are_not_told() -> None:
     assert answer.choices[0].text == "one "
     assert answer.choices[0].logprobs.tokens == ["one "]
     assert answer.choices[0].logprobs.top_logprobs == [{}]
+
+
+def test_text_held_back_until_the_end_comes_with_its_tokens_and_without_the_end_token() -> None:
+    with serve(ScriptedRunner(lambda prompt: [b"one ", b"EN"])) as served:
+        answer = served.client().completions.create(model=MODEL, prompt="p", stop="END", logprobs=1)
+    assert answer.choices[0].text == "one EN"
+    assert answer.choices[0].logprobs.tokens == ["one ", "EN"]
+
+
+def test_bytes_that_look_alike_keep_the_likeliest() -> None:
+    halves = tuple(LikelyToken(bytes([byte]), -1.0 - byte) for byte in (0xC3, 0xC4))
+    told = completion_likelihoods(TextPiece("x", (ChosenToken(LikelyToken(b"x", 0.0), halves),)), 0)
+    assert told is not None
+    assert told["top_logprobs"] == [{"\ufffd": -1.0 - 0xC3}]
 
 
 def test_nothing_is_told_that_was_not_asked_for() -> None:
