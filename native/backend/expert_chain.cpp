@@ -134,7 +134,7 @@ ggml_tensor* take_sum(Walk& walk, const ggml_tensor* weighted) {
 bool is_empty_operation(const ggml_tensor* node) noexcept {
   return node->op == GGML_OP_NONE || node->op == GGML_OP_VIEW || node->op == GGML_OP_RESHAPE ||
          node->op == GGML_OP_PERMUTE || node->op == GGML_OP_TRANSPOSE ||
-         (node->flags & GGML_TENSOR_FLAG_COMPUTE) == 0;
+         (node->flags & GGML_TENSOR_FLAG_COMPUTE) == 0 || ggml_is_empty(node);
 }
 
 std::optional<ExpertChain> match_chain(ggml_cgraph* graph, int first, std::optional<InstructionSet> set) {

@@ -214,3 +214,21 @@ def test_a_token_reads_of_each_slice_what_the_arena_placed_there(tmp_path: Path)
         )
         # Pages at borders count for one slice and are read by both.
         assert read == pytest.approx(arena.slice_bytes(index), abs=100_000)
+
+
+@pytest.mark.parametrize("kernels", native.supported_kernels())
+def test_a_batch_that_asks_for_no_logits_leaves_the_last_layer_out(kernels: str, tmp_path: Path) -> None:
+    """The products behind the last layer then have no rows at all."""
+    path = gguf_models.write_model(tmp_path / "model.gguf", "qwen3moe", "Q4_K")
+    native.set_device_options(max_pool_tokens=ANY_BATCH, kernels=kernels)
+    model = load_owned(path, make_pool(2, 2))
+    context = native.Context(model, context_tokens=64, batch_tokens=16)
+    batch = native.Batch()
+    for position in range(4):
+        batch.add(position + 1, position, 0, False)
+    context.decode(batch)
+    batch.clear()
+    batch.add(7, 4, 0, True)
+    context.decode(batch)
+    expected = all_logits(model, (1, 2, 3, 4), (7,))[-1]
+    assert np.allclose(context.logits(-1), expected, rtol=1e-3, atol=1e-3)

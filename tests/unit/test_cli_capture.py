@@ -20,6 +20,7 @@ from stratad.machine_archive import (
     cleaned,
     read_archive,
 )
+from tests.support.archives import unpack
 from tests.support.machines import (
     GpuShape,
     MachineShape,
@@ -76,7 +77,7 @@ def test_the_archive_gives_the_machine_back(tmp_path: Path, capsys: pytest.Captu
 def test_an_unpacked_archive_is_a_root_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     archive = captured(tmp_path)
     with tarfile.open(archive) as opened:
-        opened.extractall(tmp_path / "unpacked", filter="data")
+        unpack(opened, tmp_path / "unpacked")
     assert document(tmp_path / "unpacked", capsys) == document(archive, capsys)
 
 

@@ -22,6 +22,7 @@ from planner import (
 from planner.discover import topology_of
 from planner.sysfs import Tree
 from stratad.machine_archive import Recording, cleaned
+from tests.support.archives import unpack
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SHARED = Path(os.environ.get("STRATAD_SHARED", REPOSITORY.parent / "shared")) / "topologies"
@@ -36,7 +37,7 @@ pytestmark = pytest.mark.skipif(
 
 def unpacked(name: str, tmp_path: Path) -> Path:
     with tarfile.open(SHARED / f"{name}.tar.xz") as archive:
-        archive.extractall(tmp_path, filter="tar")
+        unpack(archive, tmp_path)
     return tmp_path
 
 
