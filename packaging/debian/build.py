@@ -75,8 +75,13 @@ def baseline_wheel(work: Path) -> Path:
     ).stdout.strip()
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check"]
     command += ["--no-build-isolation", "--no-deps", "--wheel-dir", str(folder), str(ROOT)]
-    command += [f"-Cbuild-dir={work / 'build'}", "-Ccmake.define.STRATAD_NATIVE=OFF"]
-    command += [f"-Ccmake.define.STRATAD_LLAMA_SOURCE={llama}"]
+    # The long name: the pip of Debian 12 does not know -C yet.
+    settings = {
+        "build-dir": work / "build",
+        "cmake.define.STRATAD_NATIVE": "OFF",
+        "cmake.define.STRATAD_LLAMA_SOURCE": llama,
+    }
+    command += [f"--config-settings={name}={value}" for name, value in settings.items()]
     run(command, ROOT)
     return next(folder.glob("stratad-*.whl"))
 
