@@ -4,7 +4,7 @@
 #   make test                   every test that this machine can run
 #   make test-upstream          llama.cpp's own operator tests, run on our device
 #   make lab                    the service under real systemd, on virtual machines with several NUMA nodes
-#   make bench                  every speed bar as a ratio, in one table; bench-ci: those that fail a build
+#   make bench                  every speed bar as a ratio, in one table; bench-ci: the quick ones, with three tries
 #   make bench-peers            against plain llama.cpp and kt-kernel
 #   make deb                    the Debian package, in build/deb
 #   make setup NATIVE=OFF       ggml for the AVX2 baseline instead of this CPU (for packages)

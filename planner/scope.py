@@ -17,7 +17,7 @@ def with_arena_scope(facts: Facts) -> tuple[Facts, ArenaScope, tuple[Reason, ...
     bytes that a token reads: they are placed and read like the experts. With one they belong to it. Moving
     them into the arena takes them out of the other host buffers.
 
-    Source: shared/reference/dense-and-upstream-tests.md (own mode), issue 5.
+    Source: docs/adr/0006-own-mode.md.
     """
     request = facts.request
     if request.weights is None:

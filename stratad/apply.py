@@ -27,11 +27,6 @@ _SCOPES = {
     ArenaScope.WEIGHTS: _native.ArenaScope.WEIGHTS,
 }
 
-# Row kernels that take many tokens at once, for the weight types they have panels of; without panels the pool
-# computes this many row by row (kRowByRowTokens in native/backend).
-_KERNELS_WITH_PANELS = ("avx512",)
-_ROW_BY_ROW_TOKENS = 8
-
 
 def memory_policy_failures() -> tuple[str, ...]:
     """Which memory-policy calls this process may not make, as "call: error"; () when it may place memory."""
@@ -127,9 +122,9 @@ def _open_context(
 def _pool_tokens(configuration: Configuration) -> int | None:
     """Most tokens of one call that the pool computes: as configured, or what the row kernels take."""
     configured = configuration.placement.max_pool_tokens
-    if configured is not None or chosen_kernels(configuration.placement.kernels) in _KERNELS_WITH_PANELS:
+    if configured is not None or _native.has_panels(chosen_kernels(configuration.placement.kernels)):
         return configured
-    return _ROW_BY_ROW_TOKENS
+    return _native.ROW_BY_ROW_TOKENS
 
 
 def _layout(plan: Plan, configuration: Configuration) -> WorkerLayout:

@@ -79,9 +79,14 @@ def configured_options(
     )
 
 
+def slot_context_tokens(configuration: Configuration, model: ModelFacts) -> int:
+    """Give the tokens that one slot holds: what is configured, within what the model was trained for."""
+    return min(configuration.model.context_tokens, model.context_length or 2**31)
+
+
 def total_context_tokens(configuration: Configuration, model: ModelFacts) -> int:
-    """Give the tokens of all slots together: each has what is configured, within what the model was trained for."""
-    return configuration.model.slots * min(configuration.model.context_tokens, model.context_length or 2**31)
+    """Give the tokens of all slots together."""
+    return configuration.model.slots * slot_context_tokens(configuration, model)
 
 
 def machine_facts(root: Path = Path("/")) -> Topology:

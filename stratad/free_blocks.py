@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from planner.request import SMALL_PAGE_BYTES
 from planner.sysfs import MachineFiles
 
 HUGE_PAGE_BYTES = 2 << 20
-_SMALL_PAGE_BYTES = 4096
 
 
 def free_huge_page_bytes(files: MachineFiles, node_ids: Sequence[int]) -> int:
@@ -24,7 +24,7 @@ def free_huge_page_bytes(files: MachineFiles, node_ids: Sequence[int]) -> int:
         if not node_id.isdigit() or int(node_id) not in free_bytes:
             continue
         for order, count in enumerate(counts):
-            block_bytes = _SMALL_PAGE_BYTES << order
+            block_bytes = SMALL_PAGE_BYTES << order
             if block_bytes >= HUGE_PAGE_BYTES and count.isdigit():
                 free_bytes[int(node_id)] += int(count) * block_bytes
     return min(free_bytes.values(), default=0) * len(free_bytes)

@@ -160,18 +160,16 @@ class NativeRunner:
         )
 
     def decode(self, parts: Sequence[SequenceTokens]) -> None:
-        """Computes the tokens of several sequences and keeps the logits of each one's last.
-
-        Also of those that nobody wants: without any, the graph's last products have no row, and own mode does
-        not take such.
-        """
+        """Computes the tokens of several sequences, and keeps the logits of the last where they are wanted."""
         self._batch.clear()
         self._logits_index.clear()
         for part in parts:
             last = len(part.tokens) - 1
             for index, token in enumerate(part.tokens):
-                self._batch.add(token, part.position + index, part.sequence, index == last)
-            self._logits_index[part.sequence] = len(self._batch) - 1
+                wants_logits = part.wants_logits and index == last
+                self._batch.add(token, part.position + index, part.sequence, wants_logits)
+            if part.wants_logits:
+                self._logits_index[part.sequence] = len(self._batch) - 1
         self._context.decode(self._batch)
 
     def sample(self, sampler: Sampler, sequence: int) -> int:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from planner import Effect, Reason, Topology
 from planner.facts import node_headroom_bytes
+from stratad.facts import slot_context_tokens
 from stratad.model import ModelFacts
 
 if TYPE_CHECKING:
@@ -63,5 +64,4 @@ def available_bytes(topology: Topology) -> int | None:
 
 def _slot_bytes(configuration: Configuration, model: ModelFacts) -> int:
     """Give the KV cache of one slot; 0 when the model does not state its shape."""
-    tokens = min(configuration.model.context_tokens, model.context_length or 2**31)
-    return tokens * (model.kv_bytes_per_token or 0)
+    return slot_context_tokens(configuration, model) * (model.kv_bytes_per_token or 0)

@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 from planner import (
+    Effect,
     Plan,
     Policy,
     Reason,
@@ -65,6 +66,11 @@ def run_daemon(
     Raises:
         StratadError: Anything that keeps the daemon from serving, before it says it is ready.
     """
+
+    def read_again_fitting() -> Configuration:
+        """A file that asks for more slots than there is room for has not changed."""
+        return with_fitting_slots(read_again(), model, topology)[0]
+
     notifier = Notifier(environment.notify_socket)
     with StopSignals() as stop, contextlib.closing(notifier), contextlib.suppress(_StoppedWhileLoading):
         model = read_model_facts(configuration.model.path)
@@ -84,8 +90,6 @@ def run_daemon(
             with _loaded(loading, plan) as runner, _started_engine(configuration, runner, metrics) as engine:
                 service.serving(ServingParts(engine, runner, _chat_template(runner, service)))
                 _say_ready(service, notifier)
-                # A file that asks for more slots than there is room for has not changed.
-                read_again_fitting = lambda: with_fitting_slots(read_again(), model, topology)[0]  # noqa: E731
                 _serve_until_stopped(loading, environment, engine, read_again_fitting)
                 # Answers that are cut off still go out; after that nobody can reach the runner any more.
                 service.stopped()
@@ -161,7 +165,8 @@ class _Loading:
             runner.close()
         self._leave_if_asked()
         for reason in runner.reasons:
-            journal.warn_line(reason_log_line(reason))
+            write = journal.warn_line if reason.effect is Effect.WARNS else journal.inform_line
+            write(reason_log_line(reason))
             self.service.notice(_notice(reason), degrades=reason.code in DEGRADING_CODES)
         return runner
 

@@ -182,7 +182,7 @@ std::unique_ptr<Arena> Arena::place(ArenaReservation reservation, std::shared_pt
   arena->touch(progress);
   arena->protect();
   arena->verify();
-  if (options.repair) arena->repair_all(options.limit_ratio);
+  if (options.repair) arena->repair_before_locking(options.limit_ratio);
   arena->lock(options);
   return arena;
 }
@@ -271,11 +271,10 @@ void Arena::verify() {
 
 // Spilled pages may find room by now: what loading the rest of the model and the page cache took was given
 // back.
-void Arena::repair_all(double limit_ratio) {
+void Arena::repair_before_locking(double limit_ratio) {
   if (outcome_.lowest_local_ratio >= limit_ratio) return;
   try {
-    for (int slice = 0; slice < static_cast<int>(extents_.size()); ++slice)
-      outcome_.repaired_pages += move_home(slice);
+    outcome_.repaired_pages = move_home();
   } catch (const std::system_error& error) {
     note_failure("move_pages", error.code().value());
     return;
@@ -284,12 +283,17 @@ void Arena::repair_all(double limit_ratio) {
 }
 
 size_t Arena::repair() {
-  size_t moved = 0;
-  for (int slice = 0; slice < static_cast<int>(extents_.size()); ++slice) moved += move_home(slice);
+  const size_t moved = move_home();
   if (moved > 0 && !outcome_.is_locked) {
     verify();
     lock(options_);
   }
+  return moved;
+}
+
+size_t Arena::move_home() {
+  size_t moved = 0;
+  for (int slice = 0; slice < static_cast<int>(extents_.size()); ++slice) moved += move_home(slice);
   return moved;
 }
 

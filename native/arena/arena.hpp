@@ -122,7 +122,8 @@ class Arena {
   void touch(const Progress& progress);
   void protect();
   void verify();
-  void repair_all(double limit_ratio);
+  void repair_before_locking(double limit_ratio);
+  size_t move_home();
   size_t move_home(int slice);
   void lock(const PlaceOptions& options);
   void note_failure(const char* call, int error_number);

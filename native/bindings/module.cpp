@@ -187,6 +187,12 @@ std::optional<InstructionSet> kernels_named(const std::string& wanted) {
   throw std::invalid_argument("no kernels for this CPU are called '" + wanted + "'");
 }
 
+// Whether these kernels multiply many tokens at once, for some weight types at least.
+bool kernels_have_panels(const std::string& kernels) {
+  const auto set = kernels_named(kernels);
+  return set && has_panels(*set);
+}
+
 void bind_device(py::module_& module) {
   py::class_<DeviceCounters>(module, "DeviceCounters")
       .def_readonly("fused_chains", &DeviceCounters::fused_chains)
@@ -207,6 +213,8 @@ void bind_device(py::module_& module) {
       },
       py::arg("max_pool_tokens") = std::nullopt, py::arg("fuse_chains") = true, py::arg("kernels") = "ggml");
   module.def("supported_kernels", &supported_kernels);
+  module.def("has_panels", &kernels_have_panels, py::arg("kernels"));
+  module.attr("ROW_BY_ROW_TOKENS") = kRowByRowTokens;
   module.def("device_counters", &device_counters, ReleaseGil());
 }
 

@@ -14,13 +14,25 @@ bool cpu_has(InstructionSet set) noexcept {
          __builtin_cpu_supports("avx512vnni");
 }
 
+namespace {
+
+std::span<const RowKernel> kernels_of(InstructionSet set) noexcept {
+  return set == InstructionSet::kAvx512Vnni ? avx512_row_kernels() : avx2_row_kernels();
+}
+
+}  // namespace
+
 const RowKernel* find_row_kernel(ggml_type weight_type, InstructionSet set) noexcept {
-  if (set == InstructionSet::kAvx512Vnni)
-    for (const RowKernel& kernel : avx512_row_kernels())
+  for (const InstructionSet tried : {set, InstructionSet::kAvx2})
+    for (const RowKernel& kernel : kernels_of(tried))
       if (kernel.weight_type == weight_type) return &kernel;
-  for (const RowKernel& kernel : avx2_row_kernels())
-    if (kernel.weight_type == weight_type) return &kernel;
   return nullptr;
+}
+
+bool has_panels(InstructionSet set) noexcept {
+  for (const RowKernel& kernel : kernels_of(set))
+    if (kernel.multiply_panels != nullptr) return true;
+  return false;
 }
 
 }  // namespace stratad

@@ -67,4 +67,7 @@ bool cpu_has(InstructionSet set) noexcept;
 // The kernel for a weight type, of this set or, where it has none for the type, of a lesser one. Null: none.
 const RowKernel* find_row_kernel(ggml_type weight_type, InstructionSet set) noexcept;
 
+// Whether any kernel of a set multiplies by panels.
+bool has_panels(InstructionSet set) noexcept;
+
 }  // namespace stratad

@@ -96,13 +96,8 @@ struct CodeBookType {
   }
 
   template <int kRowCount, int kTokens>
-  struct Sums {
-    __m512 products[kTokens][kRowCount];
-
-    [[gnu::always_inline]] Sums() {
-      for (int token = 0; token < kTokens; ++token)
-        for (int row = 0; row < kRowCount; ++row) products[token][row] = _mm512_setzero_ps();
-    }
+  struct Sums : RowSums<kRowCount, kTokens> {
+    using RowSums<kRowCount, kTokens>::products;
 
     [[gnu::always_inline]] void add(const char* const* rows, int64_t offset, const Activations* const* tokens,
                                     int64_t step) {
@@ -132,11 +127,6 @@ struct CodeBookType {
           }
         }
       }
-    }
-
-    [[gnu::always_inline]] void finish(float* sums) const {
-      for (int token = 0; token < kTokens; ++token)
-        store_rows<kRowCount>(row_sums<kRowCount>(products[token]), sums + token * kRowCount);
     }
   };
 };
@@ -223,13 +213,8 @@ struct IQ4XSType {
   }
 
   template <int kRowCount, int kTokens>
-  struct Sums {
-    __m512 products[kTokens][kRowCount];
-
-    [[gnu::always_inline]] Sums() {
-      for (int token = 0; token < kTokens; ++token)
-        for (int row = 0; row < kRowCount; ++row) products[token][row] = _mm512_setzero_ps();
-    }
+  struct Sums : RowSums<kRowCount, kTokens> {
+    using RowSums<kRowCount, kTokens>::products;
 
     [[gnu::always_inline]] void add(const char* const* rows, int64_t offset, const Activations* const* tokens,
                                     int64_t step) {
@@ -254,11 +239,6 @@ struct IQ4XSType {
               _mm512_cvtepi32_ps(sum), _mm512_set1_ps(scale * activations.scale), products[token][row]);
         }
       }
-    }
-
-    [[gnu::always_inline]] void finish(float* sums) const {
-      for (int token = 0; token < kTokens; ++token)
-        store_rows<kRowCount>(row_sums<kRowCount>(products[token]), sums + token * kRowCount);
     }
   };
 };

@@ -34,13 +34,8 @@ struct FloatType : Layout {
   using Activations = FloatActivations;
 
   template <int kRowCount, int kTokens>
-  struct Sums {
-    __m512 products[kTokens][kRowCount];
-
-    [[gnu::always_inline]] Sums() {
-      for (int token = 0; token < kTokens; ++token)
-        for (int row = 0; row < kRowCount; ++row) products[token][row] = _mm512_setzero_ps();
-    }
+  struct Sums : RowSums<kRowCount, kTokens> {
+    using RowSums<kRowCount, kTokens>::products;
 
     [[gnu::always_inline]] void add(const char* const* rows, int64_t offset, const Activations* const* tokens,
                                     int64_t step) {
@@ -54,11 +49,6 @@ struct FloatType : Layout {
           products[token][row] = _mm512_fmadd_ps(weights[row][1], second, products[token][row]);
         }
       }
-    }
-
-    [[gnu::always_inline]] void finish(float* sums) const {
-      for (int token = 0; token < kTokens; ++token)
-        store_rows<kRowCount>(row_sums<kRowCount>(products[token]), sums + token * kRowCount);
     }
   };
 };

@@ -51,13 +51,8 @@ struct Q6KType {
   }
 
   template <int kRowCount, int kTokens>
-  struct Sums {
-    __m512 products[kTokens][kRowCount];
-
-    [[gnu::always_inline]] Sums() {
-      for (int token = 0; token < kTokens; ++token)
-        for (int row = 0; row < kRowCount; ++row) products[token][row] = _mm512_setzero_ps();
-    }
+  struct Sums : RowSums<kRowCount, kTokens> {
+    using RowSums<kRowCount, kTokens>::products;
 
     [[gnu::always_inline]] void add(const char* const* rows, int64_t offset, const Activations* const* tokens,
                                     int64_t step) {
@@ -97,11 +92,6 @@ struct Q6KType {
                                          const int32_t* offsets) {
       return _mm512_packs_epi32(_mm512_dpbusd_epi32(load_512(offsets), first, load_512(values)),
                                 _mm512_dpbusd_epi32(load_512(offsets + 16), second, load_512(values + 64)));
-    }
-
-    [[gnu::always_inline]] void finish(float* sums) const {
-      for (int token = 0; token < kTokens; ++token)
-        store_rows<kRowCount>(row_sums<kRowCount>(products[token]), sums + token * kRowCount);
     }
   };
 };

@@ -116,13 +116,28 @@ STRATAD_INLINE void copy_padded(const char* from, int64_t count, char* to) {
   }
 }
 
+// A vector for each row and token, whose lanes are added up at the end: the base of a type's Sums.
+template <int kRowCount, int kTokens>
+struct RowSums {
+  __m512 products[kTokens][kRowCount];
+
+  [[gnu::always_inline]] RowSums() {
+    for (int token = 0; token < kTokens; ++token)
+      for (int row = 0; row < kRowCount; ++row) products[token][row] = _mm512_setzero_ps();
+  }
+
+  [[gnu::always_inline]] void finish(float* sums) const {
+    for (int token = 0; token < kTokens; ++token)
+      store_rows<kRowCount>(row_sums<kRowCount>(products[token]), sums + token * kRowCount);
+  }
+};
+
 // What kernels/walk.hpp calls a format, made from a weight type that is read in steps. `Type` gives
 //   kStepColumns, kStepBytes     a step: so many weights of one row in so many bytes
 //   kUnitColumns                 a row is a multiple of this: a fraction of a step, or all of it
 //   kRows                        rows multiplied together, half of them of each run: 4 where unpacking takes
-//   most
-//                                of the time, 2 where memory does. Zen 4 prefetches better by itself when
-//                                each run is read in order (docs/BENCHMARKS.md).
+//                                most of the time, 2 where memory does. Zen 4 prefetches better by itself
+//                                when each run is read in order (docs/BENCHMARKS.md).
 //   struct Activations           one step of one token
 //   template <int kRowCount, int kTokens> struct Sums, with
 //     void add(const char* const* rows, int64_t offset, const Activations* const* tokens, int64_t step)
