@@ -78,13 +78,16 @@ def test_the_environment_is_read_in_the_configuration_only() -> None:
         if re.search(r"\bos\.(environ|getenv)\b", text):
             readers.add(name_of(path))
     # The second asks what the terminal can show (NO_COLOR, TERM) and is no setting of ours.
-    assert readers == {"stratad/config.py", "stratad/cli/output.py"}
+    assert readers == {"stratad/config/environment.py", "stratad/cli/output.py"}
 
 
 # layer -> what it may import of ours, besides its own package; STYLE: imports point down only.
 LAYERS = {
     "stratad/errors.py": set(),
-    "stratad/config.py": {"stratad.errors"},
+    "stratad/config/__init__.py": {"stratad.config"},
+    "stratad/config/environment.py": set(),
+    "stratad/config/reading.py": {"stratad.config", "stratad.errors"},
+    "stratad/config/sections.py": set(),
     "stratad/journal.py": {"stratad.errors"},
     "stratad/runner.py": set(),
     "stratad/verify.py": {"stratad.runner", "planner"},
