@@ -19,6 +19,8 @@ LOCK := packaging/requirements/develop.lock
 JOBS := $(shell nproc)
 
 NATIVE_SOURCES := $(shell find native -type f) pyproject.toml packaging/bootstrap/build.py packaging/bootstrap/fetch_llama.py
+# The editable installation remembers what is a package: a module that became one wants a new installation.
+PACKAGES := $(shell find stratad planner -name __init__.py)
 
 .DELETE_ON_ERROR:
 .PHONY: setup demo test test-upstream lint bench bench-ci bench-peers lab lab-ci deb clean
@@ -33,7 +35,7 @@ $(VENV)/.installed: $(LOCK) packaging/bootstrap/system_packages.sh
 	@touch $@
 
 # The flags are part of the name: another NATIVE is another build.
-$(VENV)/.built: $(VENV)/.installed $(VENV)/.native-$(NATIVE) $(NATIVE_SOURCES)
+$(VENV)/.built: $(VENV)/.installed $(VENV)/.native-$(NATIVE) $(NATIVE_SOURCES) $(PACKAGES)
 	@source=$$($(BIN)/python packaging/bootstrap/fetch_llama.py) && \
 	  $(BIN)/python packaging/bootstrap/build.py "$$source" -DSTRATAD_NATIVE=$(NATIVE)
 	@touch $@
