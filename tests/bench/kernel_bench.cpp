@@ -7,7 +7,7 @@
 // down, one run. Each worker takes its share of the rows of every expert and knows which expert comes next.
 //
 // usage: kernel_bench [--type Q4_K]... [--rounds 9] [--mib 2048] [--huge-pages]
-// prints: type rows columns workers tokens kernel ratio lowest highest GB/s(kernel) GB/s(read)
+// prints: type rows columns workers tokens kernel ratio lowest highest GB/s(kernel) GB/s(read) lowest highest
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -152,10 +152,10 @@ class Bench {
     }
     for (auto* samples : {&ratios, &rates, &read_rates}) std::sort(samples->begin(), samples->end());
     const size_t middle = ratios.size() / 2;
-    std::printf("%s %lld %lld %d %d %s %.3f %.3f %.3f %.2f %.2f\n", ggml_type_name(matrix_.type),
+    std::printf("%s %lld %lld %d %d %s %.3f %.3f %.3f %.2f %.2f %.2f %.2f\n", ggml_type_name(matrix_.type),
                 static_cast<long long>(matrix_.rows), static_cast<long long>(matrix_.columns),
                 pool_.worker_count(), tokens, name, ratios[middle], ratios.front(), ratios.back(),
-                rates[middle], read_rates[middle]);
+                rates[middle], read_rates[middle], read_rates.front(), read_rates.back());
     std::fflush(stdout);
   }
 
