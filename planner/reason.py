@@ -208,6 +208,10 @@ REASON_CODES: Mapping[str, ReasonCode] = {
         "the unit gave the process another memory policy than the plan says",
         "Look for another NUMAPolicy= in `systemctl cat stratad`; the daemon has set the right one.",
     ),
+    "prompt-cache-reduced": ReasonCode(
+        "memory has no room for the configured prompt cache beside weights and slots, so it is smaller",
+        "Free memory, or lower model.prompt_cache_bytes.",
+    ),
     "prompt-at-gpu": ReasonCode("prompts run on the GPU, which reads an arena at its own node fastest"),
     "single-node-machine": ReasonCode("the machine has one NUMA node, so there is nothing to choose"),
     "slots-reduced": ReasonCode(

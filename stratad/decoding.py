@@ -29,7 +29,8 @@ from stratad.generation import (
 from stratad.request_queue import RequestQueue
 from stratad.runner import ModelRunner, SamplingParameters, SequenceTokens
 from stratad.schedule import Call, Share, StepLimits, compose_step
-from stratad.slots import Assignment, Slot, suitable_slot
+from stratad.seating import Seating
+from stratad.slots import Assignment, Slot
 
 # One failed request may be at fault itself; after this many in a row nothing works any more.
 _FAILURES_UNTIL_BROKEN = 3
@@ -50,8 +51,8 @@ class DecodeLoop:
         self._timeout_seconds = settings.request_timeout_seconds
         self._latency = latency
         self._limits = StepLimits(runner.batch_tokens, settings.chunk_tokens, runner.pool_tokens)
-        self._slots = [Slot(sequence) for sequence in range(runner.sequence_count)]
-        self._use_count = 0
+        self._seating = Seating(runner, settings.prompt_cache_bytes)
+        self._slots = self._seating.slots
         self._failures_in_row = 0
 
     def answer_once(self) -> None:
@@ -66,6 +67,7 @@ class DecodeLoop:
         if not 0 <= token < self._runner.vocabulary.token_count:
             raise EngineFailure(f"the model answered with token {token}, which does not exist")
         self._runner.truncate(0, 0)
+        self._note_prompt_cache()
 
     def run(self) -> None:
         """Answers requests until the queue is closed, and ends those that are left then."""
@@ -98,21 +100,25 @@ class DecodeLoop:
 
     def _seat(self, assignment: Assignment) -> None:
         """Puts a request into the slot that suits it best, with the beginning of its prompt that is there."""
-        prompt = assignment.generation.prompt
-        slot = suitable_slot(self._slots, prompt)
-        assert slot is not None
-        self._use_count += 1
-        slot.assignment, slot.last_use, slot.is_suspect = assignment, self._use_count, False
+        slot = self._seating.seat(assignment)
         try:
-            slot.keep_beginning(slot.reusable_tokens(prompt), self._runner)
+            cached_tokens = assignment.generation.cached_tokens = self._seating.fill(slot)
         # Any exception out of the native module ends this request, not the daemon.
         except Exception as error:
             self._fail(slot, error)
             return
-        cached_tokens = assignment.generation.cached_tokens = len(slot.held_tokens)
 
         def add(totals: EngineTotals) -> None:
             totals.cached_tokens += cached_tokens
+
+        self._requests.count(add)
+        self._note_prompt_cache()
+
+    def _note_prompt_cache(self) -> None:
+        status = self._seating.status()
+
+        def add(totals: EngineTotals) -> None:
+            totals.prompt_cache = status
 
         self._requests.count(add)
 
@@ -187,6 +193,8 @@ class DecodeLoop:
             if part.position < len(slot.generation.prompt):
                 prompt_tokens += len(part.tokens)
                 slot.generation.prompt_seconds += seconds
+        if prompt_tokens:
+            self._seating.rates.note_computed(prompt_tokens, seconds)
 
         def add(totals: EngineTotals) -> None:
             totals.prompt_tokens += prompt_tokens

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from stratad.generation import Timings
+from stratad.prompt_cache import PromptCacheStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +18,7 @@ class EngineSettings:
     request_timeout_seconds: float
     max_tokens_default: int | None
     chunk_tokens: int = 64
+    prompt_cache_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,7 @@ class EngineStatus:
     finish_reasons: tuple[tuple[str, int], ...]
     last_timings: Timings | None
     failure: str | None
+    prompt_cache: PromptCacheStatus = field(default_factory=PromptCacheStatus)
 
 
 class LatencyObserver(Protocol):
@@ -71,3 +74,4 @@ class EngineTotals:
     prefill_seconds: float = 0.0
     finish_reasons: Counter[str] = field(default_factory=Counter)
     last_timings: Timings | None = None
+    prompt_cache: PromptCacheStatus = field(default_factory=PromptCacheStatus)

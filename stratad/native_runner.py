@@ -19,6 +19,7 @@ from stratad.runner import (
     SamplingParameters,
     SequenceTokens,
     SliceCounters,
+    StateShape,
     TokenLikelihood,
 )
 from stratad.verify import projected_arena_bytes, slice_placement
@@ -191,6 +192,24 @@ class NativeRunner:
         """Forgets a sequence from `position` on. Raises RuntimeError when the cache cannot be cut there."""
         if not self._context.cut(sequence, position):
             raise RuntimeError(f"this model's memory cannot be cut at position {position}")
+
+    def first_cut(self, sequence: int) -> int:
+        """The first position from which on a sequence can be cut, besides 0."""
+        return self._context.first_cut(sequence)
+
+    def state_shape(self, sequence: int) -> StateShape:
+        """What saving a sequence now would give."""
+        return StateShape(
+            self._context.state_bytes(sequence), self._context.first_cut_when_restored(sequence)
+        )
+
+    def save_state(self, sequence: int, into: memoryview) -> None:
+        """Copies a sequence's memory into `into`."""
+        self._context.save_state(sequence, into)
+
+    def restore_state(self, sequence: int, state: memoryview) -> None:
+        """Gives a sequence the memory of a saved one. Raises ValueError when it is of another model or context."""
+        self._context.restore_state(sequence, state)
 
     def adopt_decode_thread(self) -> None:
         """Pins the calling thread to worker 0's CPU."""

@@ -117,6 +117,7 @@ class RequestQueue:
                 finish_reasons=tuple(sorted(self._totals.finish_reasons.items())),
                 last_timings=self._totals.last_timings,
                 failure=self._failure,
+                prompt_cache=self._totals.prompt_cache,
             )
 
     def stalled_seconds(self) -> float:

@@ -38,7 +38,7 @@ from stratad.runtime_directory import publish_plan, published, runtime_directory
 from stratad.server import HttpServer, ServerSettings, create_app, open_listener
 from stratad.service import Notice, PlanSummary, Service, ServiceLimits, ServingParts
 from stratad.service_samples import node_memory_samples
-from stratad.slot_memory import with_fitting_slots
+from stratad.slot_memory import prompt_cache_limit, with_fitting_memory
 from stratad.starting_plan import DEGRADING_CODES, decide_plan, starting_plan
 from stratad.stop_signals import Request, StopSignals
 from stratad.systemd import Notifier, Watchdog
@@ -68,18 +68,18 @@ def run_daemon(
     """
 
     def read_again_fitting() -> Configuration:
-        """A file that asks for more slots than there is room for has not changed."""
-        return with_fitting_slots(read_again(), model, topology)[0]
+        """A file that asks for more than there is room for has not changed."""
+        return with_fitting_memory(read_again(), model, topology)[0]
 
     notifier = Notifier(environment.notify_socket)
     with StopSignals() as stop, contextlib.closing(notifier), contextlib.suppress(_StoppedWhileLoading):
         model = read_model_facts(configuration.model.path)
         topology = machine_facts()
-        configuration, reduction = with_fitting_slots(configuration, model, topology)
+        configuration, reductions = with_fitting_memory(configuration, model, topology)
         plan, findings = starting_plan(topology, model, configuration, environment)
-        if reduction is not None:
+        for reduction in reductions:
             journal.warn_line(reason_log_line(reduction))
-            findings = (*findings, reduction)
+        findings = (*findings, *reductions)
         # Before any other thread starts: each inherits its memory policy from the one that starts it.
         apply_process_memory(plan.process_memory)
         service, metrics = _open_service(configuration, topology)
@@ -87,7 +87,7 @@ def run_daemon(
             service.notice(_notice(reason), degrades=reason.code in DEGRADING_CODES)
         with _listening(configuration, environment, service, metrics) as (server, directory):
             loading = _Loading(configuration, topology, model, directory, service, notifier, stop)
-            with _loaded(loading, plan) as runner, _started_engine(configuration, runner, metrics) as engine:
+            with _loaded(loading, plan) as runner, _started_engine(loading, runner, metrics) as engine:
                 service.serving(ServingParts(engine, runner, _chat_template(runner, service)))
                 _say_ready(service, notifier)
                 _serve_until_stopped(loading, environment, engine, read_again_fitting)
@@ -254,13 +254,15 @@ def _placement_error(check: PlacementCheck) -> PlacementError:
 
 
 @contextlib.contextmanager
-def _started_engine(configuration: Configuration, runner: ModelRunner, metrics: Metrics) -> Iterator[Engine]:
+def _started_engine(loading: _Loading, runner: ModelRunner, metrics: Metrics) -> Iterator[Engine]:
     """The engine on its own thread, after the model has answered once; closed at the end."""
+    configuration = loading.configuration
     settings = EngineSettings(
         max_queue=configuration.server.max_queue,
         request_timeout_seconds=configuration.server.request_timeout_seconds,
         max_tokens_default=configuration.server.max_tokens_default,
         chunk_tokens=configuration.model.chunk_tokens,
+        prompt_cache_bytes=prompt_cache_limit(configuration, loading.model, loading.topology),
     )
     engine = Engine(runner, settings, metrics)
     engine.start()

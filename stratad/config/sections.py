@@ -56,6 +56,14 @@ class ModelSection:
             description="Most prompt tokens computed between two tokens of the answers that run.",
         ),
     ] = 64
+    prompt_cache_bytes: Annotated[
+        int | None,
+        Field(
+            ge=0,
+            description="Host memory for prompts that had to leave their slot; 0 keeps none. "
+            "Default: an eighth of what is left beside weights and slots, at most 8 GiB.",
+        ),
+    ] = None
     threads: Annotated[
         int | None,
         Field(ge=1, description="Threads for what the pool does not compute. Default: the plan's workers."),

@@ -101,8 +101,11 @@ LAYERS = {
         "stratad.request_queue",
         "stratad.runner",
         "stratad.schedule",
+        "stratad.seating",
         "stratad.slots",
     },
+    "stratad/prompt_cache.py": {"stratad.runner"},
+    "stratad/seating.py": {"stratad.journal", "stratad.prompt_cache", "stratad.runner", "stratad.slots"},
     "stratad/engine.py": {
         "stratad.decoding",
         "stratad.engine_status",
