@@ -26,6 +26,7 @@ from stratad.generation import (
     NotAccepting,
     RequestError,
 )
+from stratad.prompt_keeping import LoadedPrompts, keep_prompts, restore_prompts
 from stratad.request_queue import RequestQueue
 from stratad.runner import ModelRunner, SamplingParameters, SequenceTokens
 from stratad.schedule import Call, Share, StepLimits, compose_step
@@ -53,10 +54,13 @@ class DecodeLoop:
         self._limits = StepLimits(runner.batch_tokens, settings.chunk_tokens, runner.pool_tokens)
         self._seating = Seating(runner, settings.prompt_cache_bytes)
         self._slots = self._seating.slots
+        self._saved_prompts = settings.saved_prompts
+        # What was found at the start; written before `answer_once` returns.
+        self.loaded_prompts = LoadedPrompts()
         self._failures_in_row = 0
 
     def answer_once(self) -> None:
-        """Decodes one real token, so that a daemon that calls itself ready has answered.
+        """Decodes one real token, so that a daemon that calls itself ready has answered, and puts saved prompts back.
 
         Raises:
             EngineFailure: The model answers with a token that does not exist.
@@ -67,6 +71,8 @@ class DecodeLoop:
         if not 0 <= token < self._runner.vocabulary.token_count:
             raise EngineFailure(f"the model answered with token {token}, which does not exist")
         self._runner.truncate(0, 0)
+        if self._saved_prompts is not None:
+            self.loaded_prompts = restore_prompts(self._seating, self._runner, self._saved_prompts)
         self._note_prompt_cache()
 
     def run(self) -> None:
@@ -81,6 +87,9 @@ class DecodeLoop:
         for slot in self._busy_slots():
             self._end(slot, NotAccepting("the daemon was stopped before the answer was complete"))
         self._requests.refuse_rest()
+        # What a broken engine's memory holds, nobody knows.
+        if self._saved_prompts is not None and self._requests.status().failure is None:
+            keep_prompts(self._seating, self._runner, self._saved_prompts)
 
     # --- Requests come and go -------------------------------------------------------------------------
 

@@ -8,17 +8,22 @@ from typing import Protocol
 
 from stratad.generation import Timings
 from stratad.prompt_cache import PromptCacheStatus
+from stratad.saved_prompts import SavedPromptsPlace
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """The limits from the configuration; see `stratad.config.ServerSection` and `ModelSection`."""
+    """The limits from the configuration; see `stratad.config.ServerSection` and `ModelSection`.
+
+    `saved_prompts` is where prompts are kept over a restart; None keeps none.
+    """
 
     max_queue: int
     request_timeout_seconds: float
     max_tokens_default: int | None
     chunk_tokens: int = 64
     prompt_cache_bytes: int = 0
+    saved_prompts: SavedPromptsPlace | None = None
 
 
 @dataclass(frozen=True, slots=True)

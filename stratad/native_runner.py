@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import resource
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -306,3 +308,12 @@ def memlock_limit() -> dict[str, int | None]:
     """RLIMIT_MEMLOCK as a reason's evidence; None is unlimited."""
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     return {"memlock_limit_bytes": None if limit == resource.RLIM_INFINITY else limit}
+
+
+def build_digest() -> str:
+    """A digest of the native module and the libraries beside it: another build, another digest."""
+    module = Path(_native.__file__)
+    digest = hashlib.sha256()
+    for path in (module, *sorted((module.parent / "lib").glob("*.so*"))):
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()

@@ -69,9 +69,13 @@ class Seating:
         if self._paying_entry(prompt, slot.reusable_tokens(prompt, self._runner)) is not None:
             # What the suitable slot holds can stay there.
             slot = longest_unused_slot(self.slots) or slot
-        self._use_count += 1
-        slot.assignment, slot.last_use, slot.is_suspect = assignment, self._use_count, False
+        slot.assignment, slot.last_use, slot.is_suspect = assignment, self.next_use(), False
         return slot
+
+    def next_use(self) -> int:
+        """A `last_use` for a slot, larger than all before."""
+        self._use_count += 1
+        return self._use_count
 
     def fill(self, slot: Slot) -> int:
         """Leaves the beginning of its request's prompt in a slot, as much as there is, and gives its length.

@@ -32,9 +32,11 @@ from stratad.model import ModelFacts, read_model_facts
 from stratad.native_runner import NativeRunner
 from stratad.pinning import PinWatch
 from stratad.placement_watch import PlacementWatch, log_placement, note_placement, notice_repair, repair
+from stratad.prompt_place import loaded_reason, saved_prompts_place
 from stratad.reload import reloaded, settings_that_differ
 from stratad.runner import ModelRunner
 from stratad.runtime_directory import publish_plan, published, runtime_directory
+from stratad.saved_prompts import SavedPromptsPlace
 from stratad.server import HttpServer, ServerSettings, create_app, open_listener
 from stratad.service import Notice, PlanSummary, Service, ServiceLimits, ServingParts
 from stratad.service_samples import node_memory_samples
@@ -50,6 +52,9 @@ _PROGRESS_PAUSE_SECONDS = 0.5
 
 # After draining, answers go out and memory is freed: the kernel needs seconds for hundreds of GiB.
 _CLOSE_SECONDS = 30.0
+
+# What a slow disk writes; systemd is asked for as much time as saved prompts may take at this rate.
+_SAVED_BYTES_PER_SECOND = 50 * 1024**2
 
 
 class _StoppedWhileLoading(Exception):
@@ -77,6 +82,8 @@ def run_daemon(
         topology = machine_facts()
         configuration, reductions = with_fitting_memory(configuration, model, topology)
         plan, findings = starting_plan(topology, model, configuration, environment)
+        place, no_place = saved_prompts_place(configuration, environment, model)
+        reductions = (*reductions, *([no_place] if no_place else []))
         for reduction in reductions:
             journal.warn_line(reason_log_line(reduction))
         findings = (*findings, *reductions)
@@ -87,7 +94,7 @@ def run_daemon(
             service.notice(_notice(reason), degrades=reason.code in DEGRADING_CODES)
         with _listening(configuration, environment, service, metrics) as (server, directory):
             loading = _Loading(configuration, topology, model, directory, service, notifier, stop)
-            with _loaded(loading, plan) as runner, _started_engine(loading, runner, metrics) as engine:
+            with _loaded(loading, plan) as runner, _started_engine(loading, place, runner, metrics) as engine:
                 service.serving(ServingParts(engine, runner, _chat_template(runner, service)))
                 _say_ready(service, notifier)
                 _serve_until_stopped(loading, environment, engine, read_again_fitting)
@@ -165,10 +172,14 @@ class _Loading:
             runner.close()
         self._leave_if_asked()
         for reason in runner.reasons:
-            write = journal.warn_line if reason.effect is Effect.WARNS else journal.inform_line
-            write(reason_log_line(reason))
-            self.service.notice(_notice(reason), degrades=reason.code in DEGRADING_CODES)
+            self.note(reason)
         return runner
+
+    def note(self, reason: Reason) -> None:
+        """Logs a finding made while loading, and has the service show it."""
+        write = journal.warn_line if reason.effect is Effect.WARNS else journal.inform_line
+        write(reason_log_line(reason))
+        self.service.notice(_notice(reason), degrades=reason.code in DEGRADING_CODES)
 
     def plan_again(self, policy: Policy) -> Plan:
         """The plan with `policy` in place of the configured one."""
@@ -254,7 +265,9 @@ def _placement_error(check: PlacementCheck) -> PlacementError:
 
 
 @contextlib.contextmanager
-def _started_engine(loading: _Loading, runner: ModelRunner, metrics: Metrics) -> Iterator[Engine]:
+def _started_engine(
+    loading: _Loading, place: SavedPromptsPlace | None, runner: ModelRunner, metrics: Metrics
+) -> Iterator[Engine]:
     """The engine on its own thread, after the model has answered once; closed at the end."""
     configuration = loading.configuration
     settings = EngineSettings(
@@ -263,9 +276,12 @@ def _started_engine(loading: _Loading, runner: ModelRunner, metrics: Metrics) ->
         max_tokens_default=configuration.server.max_tokens_default,
         chunk_tokens=configuration.model.chunk_tokens,
         prompt_cache_bytes=prompt_cache_limit(configuration, loading.model, loading.topology),
+        saved_prompts=place,
     )
     engine = Engine(runner, settings, metrics)
     engine.start()
+    if place is not None and (reason := loaded_reason(engine.loaded_prompts, place)) is not None:
+        loading.note(reason)
     try:
         yield engine
     finally:
@@ -346,7 +362,10 @@ def _drain(
 ) -> None:
     """Lets running requests finish within the limit, or until a second stop signal."""
     limit_seconds = configuration.server.drain_seconds
-    notifier.stopping("finishing running requests", limit_seconds + _CLOSE_SECONDS)
+    saving_seconds = (
+        configuration.model.save_slots * configuration.model.save_slots_bytes / _SAVED_BYTES_PER_SECOND
+    )
+    notifier.stopping("finishing running requests", limit_seconds + saving_seconds + _CLOSE_SECONDS)
     service.draining()
     status = engine.status()
     journal.inform("stopping", requests_running=status.running, requests_waiting=status.waiting)

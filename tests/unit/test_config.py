@@ -138,6 +138,7 @@ def test_the_example_is_valid_and_shows_every_key_with_its_default() -> None:
         "server.allowed_hosts",
         "server.max_tokens_default",
         "server.runtime_directory",
+        "server.state_directory",
     }:
         section, name = key.split(".")
         assert getattr(getattr(everything, section), name) == getattr(getattr(shipped, section), name), key
