@@ -137,10 +137,10 @@ class DecodeLoop:
         return sorted(busy, key=lambda slot: slot.last_use)
 
     def _end_those_that_are_over(self) -> None:
-        """Ends cancelled requests and those past their deadline.
-
-        Requests that wait need no check of their own: all that run came earlier and end earlier.
-        """
+        """Ends cancelled requests and those past their deadline, waiting ones included."""
+        for generation in self._requests.take_late(self._timeout_seconds):
+            late = DeadlineExceeded(f"no place was free within {self._timeout_seconds:g} seconds")
+            self._requests.end(generation, late.code, Failed(late))
         for slot in self._busy_slots():
             generation = slot.generation
             age_seconds = time.perf_counter() - generation.submitted_seconds

@@ -93,7 +93,8 @@ LAYERS = {
     "stratad/verify.py": {"stratad.runner", "planner"},
     "stratad/schedule.py": set(),
     "stratad/slots.py": {"stratad.generation", "stratad.prompt", "stratad.runner"},
-    "stratad/request_queue.py": {"stratad.engine_status", "stratad.generation"},
+    "stratad/request_queue.py": {"stratad.engine_status", "stratad.generation", "stratad.waiting_line"},
+    "stratad/waiting_line.py": {"stratad.generation"},
     "stratad/decoding.py": {
         "stratad.engine_status",
         "stratad.generation",
