@@ -3,6 +3,7 @@
 #   make demo                   plan, start the daemon on the embedded model, stream a completion, stop
 #   make test                   every test that this machine can run
 #   make test-upstream          llama.cpp's own operator tests, run on our device
+#   make soak SECONDS=300       64 clients of every kind against a live daemon: no leak, no hang, no wrong answer
 #   make lab                    the service under real systemd, on virtual machines with several NUMA nodes
 #   make bench                  every speed bar as a ratio, in one table; bench-ci: the quick ones, with three tries
 #   make bench-peers            against plain llama.cpp and kt-kernel
@@ -23,7 +24,7 @@ NATIVE_SOURCES := $(shell find native -type f) pyproject.toml packaging/bootstra
 PACKAGES := $(shell find stratad planner -name __init__.py)
 
 .DELETE_ON_ERROR:
-.PHONY: setup demo test test-upstream lint bench bench-ci bench-peers lab lab-ci deb clean
+.PHONY: setup demo test test-upstream soak lint bench bench-ci bench-peers lab lab-ci deb clean
 
 setup: $(VENV)/.built
 
@@ -54,6 +55,10 @@ test: setup
 CASES ?=
 test-upstream: setup
 	@$(BIN)/python -m tests.upstream $(CASES)
+
+SECONDS ?= 300
+soak: setup
+	@$(BIN)/python -m tests.soak $(SECONDS)
 
 lint: setup
 	@$(BIN)/ruff check .
