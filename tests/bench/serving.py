@@ -3,13 +3,20 @@
 The loop is that of llama.cpp's llama-batched-bench: prompts of all sequences, then one call a step with a token of
 each, every token chosen beforehand and nothing sampled. Same pinned source, threads and model as ours; ours does
 everything a daemon does, sampling, text and bookkeeping included. Rates are those of the time in which all streams run.
+
+usage: python -m tests.bench.serving [--rounds N] [--streams N ...] [--workers N] [--tokens N] [--type TYPE] ...
+
+Exit status 1 when a bar is below its "must" on a machine that was quiet enough to judge.
 """
 
 from __future__ import annotations
 
+import argparse
 import gc
 import itertools
 import json
+import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -35,12 +42,15 @@ from stratad.runner import SamplingParameters
 from stratad.server import HttpServer, ServerSettings, create_app, open_listener
 from stratad.service import Service, ServiceLimits, ServingParts
 from stratad.starting_plan import decide_plan
-from tests.bench.bars import Measured, measured
+from tests.bench.__main__ import raise_priority
+from tests.bench.bars import Measured, Verdict, measured, table
 from tests.bench.end_to_end import warm_memory
 from tests.bench.synthetic_model import END_TOKEN, BenchShape, cached_model
 
 PROMPT_TOKENS = 32
 CONTEXT_TOKENS = 1024
+# So often engine, HTTP twice and engine follow each other after one load.
+TURNS = 2
 NAME = "bench"
 SAMPLING = SamplingParameters(temperature=0.0, logit_bias=((END_TOKEN, -1e4),))
 
@@ -54,6 +64,11 @@ class Setting:
     workers: int
     tokens: int
     vocabulary: int
+
+    @property
+    def name(self) -> str:
+        """The setting as the table shows it."""
+        return f"{self.weight_type}, {self.streams} streams, {self.workers} worker(s)"
 
     def prompts(self, base: int) -> list[list[int]]:
         """A prompt for each stream; another `base`, other prompts, so that no slot holds their beginning."""
@@ -70,7 +85,17 @@ class Samples:
     plain: list[float] = field(default_factory=list)
     engine: list[float] = field(default_factory=list)
     http: list[float] = field(default_factory=list)
+    # Of the server's thread, for a token.
+    http_cpu_seconds: list[float] = field(default_factory=list)
     read_rates: list[float] = field(default_factory=list)
+
+    def last(self) -> str:
+        """The last round's figures."""
+        return (
+            f"plain {self.plain[-1]:.1f}, engine {self.engine[-1]:.1f}, http {self.http[-1]:.1f} tok/s; "
+            f"server {self.http_cpu_seconds[-1] * 1e6:.0f} us of CPU a token; "
+            f"plain read {self.read_rates[-1] / 1e9:.1f} GB/s"
+        )
 
 
 def compare(setting: Setting, rounds: int) -> list[Measured]:
@@ -86,18 +111,18 @@ def compare(setting: Setting, rounds: int) -> list[Measured]:
             warm_memory(path.stat().st_size)
             arm()
             gc.collect()
-        print(
-            f"  {path.name}, {setting.streams} streams, {setting.workers} worker(s), round {index + 1}/{rounds}: "
-            f"plain {samples.plain[-1]:.1f}, engine {samples.engine[-1]:.1f}, http {samples.http[-1]:.1f} tok/s; "
-            f"plain read {samples.read_rates[-1] / 1e9:.1f} GB/s",
-            flush=True,
-        )
-    name = f"{setting.weight_type}, {setting.streams} streams, {setting.workers} worker(s)"
+        print(f"  {path.name}, {setting.name}, round {index + 1}/{rounds}: {samples.last()}", flush=True)
     over_plain = [ours / plain for ours, plain in zip(samples.engine, samples.plain, strict=True)]
     added = [engine / http - 1.0 for engine, http in zip(samples.engine, samples.http, strict=True)]
+    # A step makes one token of every stream: what the server computes for one, over the time that a token takes.
+    computed = [
+        cpu_seconds * engine
+        for cpu_seconds, engine in zip(samples.http_cpu_seconds, samples.engine, strict=True)
+    ]
     return [
-        measured("streams", name, over_plain, samples.read_rates),
-        measured("http", name, added, samples.read_rates),
+        measured("streams", setting.name, over_plain, samples.read_rates),
+        measured("http", setting.name, added, samples.read_rates),
+        measured("http-cpu", setting.name, computed, samples.read_rates),
     ]
 
 
@@ -130,16 +155,19 @@ def plain_rate(path: Path, setting: Setting) -> float:
 
 
 def _ours(path: Path, setting: Setting, samples: Samples) -> None:
-    """One load of ours: engine and HTTP by turns, twice each, so that both see the same pages."""
+    """One load of ours, with engine and HTTP by turns, so that both see the same pages and the same neighbours."""
     with _serving(path, setting) as (engine, port, runner):
         engine_rates, http_rates = [], []
-        for base in (1, 3):
-            engine_rates.append(engine_rate(engine, setting, base))
-            http_rates.append(http_rate(port, setting, base + 1))
-            http_rates.append(http_rate(port, setting, base + 4))
-            engine_rates.append(engine_rate(engine, setting, base + 5))
-        samples.engine.append(sum(engine_rates) / len(engine_rates))
-        samples.http.append(sum(http_rates) / len(http_rates))
+        cpu_seconds = -_http_cpu_seconds()
+        for base in range(0, 4 * TURNS, 4):
+            engine_rates.append(engine_rate(engine, setting, base + 1))
+            http_rates += [http_rate(port, setting, base + 2), http_rate(port, setting, base + 3)]
+            engine_rates.append(engine_rate(engine, setting, base + 4))
+        cpu_seconds += _http_cpu_seconds()
+        samples.engine.append(statistics.median(engine_rates))
+        samples.http.append(statistics.median(http_rates))
+        token_count = 2 * TURNS * setting.streams * _token_count(setting)
+        samples.http_cpu_seconds.append(cpu_seconds / token_count)
         samples.read_rates.append(native.measure_read_rate(runner._model.arenas[0], runner._pool))
 
 
@@ -174,6 +202,13 @@ def _serving(path: Path, setting: Setting) -> Iterator[tuple[Engine, int, Native
         engine.close()
         server.stop()
         runner.close()
+
+
+def _http_cpu_seconds() -> float:
+    """CPU time of the server's thread so far."""
+    (thread,) = (thread for thread in threading.enumerate() if thread.name == "http")
+    spent = Path(f"/proc/self/task/{thread.native_id}/schedstat").read_text().split()[0]
+    return int(spent) * 1e-9
 
 
 def engine_rate(engine: Engine, setting: Setting, base: int) -> float:
@@ -231,6 +266,27 @@ def _token_count(setting: Setting) -> int:
 
 
 def _cpu_ids(setting: Setting) -> list[int]:
-    from os import sched_getaffinity
+    return sorted(os.sched_getaffinity(0))[: setting.workers]
 
-    return sorted(sched_getaffinity(0))[: setting.workers]
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs all settings, prints the table and gives the exit status."""
+    parser = argparse.ArgumentParser(prog="tests.bench.serving", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--streams", type=int, nargs="+", default=[4, 8])
+    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--tokens", type=int, default=24, help="tokens of each stream that count")
+    parser.add_argument("--type", default="Q4_K_M", help="weights of the synthetic model")
+    parser.add_argument("--vocabulary", type=int, default=512, help="its tokens; sampling looks at each")
+    options = parser.parse_args(arguments)
+    print(f"scheduler priority {'raised' if raise_priority() else 'ordinary (a busy machine will show)'}")
+    results = []
+    for streams in options.streams:
+        setting = Setting(options.type, streams, options.workers, options.tokens, options.vocabulary)
+        results += compare(setting, options.rounds)
+    print(table(results))
+    return 1 if any(result.verdict is Verdict.BELOW for result in results) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

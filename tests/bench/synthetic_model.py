@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 
-from tests.support.gguf_models import byte_tokens, quantise
+from tests.support.gguf_models import quantise
 
 SEED_EXPERTS = 4
 # Ends an answer where the tokens stand for text; a request that must not end by chance forbids it.
@@ -127,6 +127,11 @@ def _write(path: Path, shape: BenchShape) -> None:
     writer.gguf.close()
 
 
+def _short_texts() -> list[str]:
+    """256 tokens of whole ASCII characters: each gives text at once, so that chunks of a stream are its tokens."""
+    return [chr(index) if 33 <= index < 127 else f"{index:02x}" for index in range(256)]
+
+
 def _header(writer: _Writer) -> None:
     shape, gguf = writer.shape, writer.gguf
     gguf.add_name("stratad-bench")
@@ -149,7 +154,7 @@ def _header(writer: _Writer) -> None:
         return
     gguf.add_tokenizer_model("gpt2")
     gguf.add_tokenizer_pre("gpt-2")
-    gguf.add_token_list([*byte_tokens(), *(f" word{index}" for index in range(256, shape.vocabulary))])
+    gguf.add_token_list([*_short_texts(), *(f" word{index}" for index in range(256, shape.vocabulary))])
     gguf.add_token_types([1] * shape.vocabulary)
     gguf.add_token_merges(["t h", "h e"])
     gguf.add_eos_token_id(END_TOKEN)

@@ -39,7 +39,7 @@ max_body_bytes = 1048576
 request_timeout_seconds = 100.0
 """
 
-# Resident memory after the warm-up may grow by this much. Measured: 2 MB in five minutes and 7000 actions, 4 MB in 40 s,
+# Resident memory after the warm-up may grow by this much. Measured: 2 MB in five minutes (7000 actions), 4 MB in 40 s,
 # for the allocators' free lists. A leak of some kilobytes for each action is more in five minutes.
 RSS_GROWTH_LIMIT_BYTES = 16 << 20
 # Of all complete answers so many may part at a near tie.

@@ -154,7 +154,7 @@ class _Builder:
         if kind == "none":
             self.writer.add_tokenizer_model("none")
             return
-        tokens = [*byte_tokens(), "<|end|>", "<|start|>"]
+        tokens = [*_byte_tokens(), "<|end|>", "<|start|>"]
         types = [1] * 256 + [3, 3]
         while len(tokens) < self.shape.vocabulary:
             tokens.append(f"<unused{len(tokens)}>")
@@ -189,7 +189,7 @@ class _Builder:
         self.writer.close()
 
 
-def byte_tokens() -> list[str]:
+def _byte_tokens() -> list[str]:
     """GPT-2's printable stand-ins for the 256 byte values."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     stand_ins, next_code = [], 256
