@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from planner import Reason
 from stratad.chat_template import ChatMessage, ChatTemplate
 from stratad.engine import Engine, Ticket
 from stratad.generation import Deliver, GenerationRequest, NotAccepting
@@ -32,26 +33,12 @@ class ServiceState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Notice:
-    """A finding to show: one of the plan's reasons, or one made after it (placement check, template)."""
-
-    code: str
-    effect: str
-    message: str
-    remedy: str | None = None
-
-    def as_document(self) -> dict[str, object]:
-        """The notice as JSON values."""
-        return {"code": self.code, "effect": self.effect, "message": self.message, "remedy": self.remedy}
-
-
-@dataclass(frozen=True, slots=True)
 class PlanSummary:
     """The plan in force, as far as the service shows it; `document` is the whole plan as JSON values."""
 
     policy: str
     fingerprint: str
-    reasons: tuple[Notice, ...] = ()
+    reasons: tuple[Reason, ...] = ()
     document: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -86,7 +73,7 @@ class Service:
         self._stage = "starting"
         self._fraction = 0.0
         self._plan: PlanSummary | None = None
-        self._notices: dict[str, Notice] = {}
+        self._findings: dict[str, Reason] = {}
         self._degrading: set[str] = set()
         self._parts: ServingParts | None = None
         self._check: PlacementCheck | None = None
@@ -104,21 +91,21 @@ class Service:
         with self._lock:
             self._plan = plan
 
-    def notice(self, notice: Notice, *, degrades: bool = False) -> None:
+    def found(self, reason: Reason, *, degrades: bool = False) -> None:
         """Something was found that the plan did not say; one for each code is kept, the last.
 
-        With `degrades`, a serving daemon is degraded until the notice is withdrawn.
+        With `degrades`, a serving daemon is degraded until the finding is withdrawn.
         """
         with self._lock:
-            self._notices[notice.code] = notice
+            self._findings[reason.code] = reason
             if degrades:
-                self._degrading.add(notice.code)
+                self._degrading.add(reason.code)
             self._settle_state()
 
     def withdraw(self, code: str) -> None:
-        """The notice of this code does not hold any more; does nothing when there is none."""
+        """The finding of this code does not hold any more; does nothing when there is none."""
         with self._lock:
-            self._notices.pop(code, None)
+            self._findings.pop(code, None)
             self._degrading.discard(code)
             self._settle_state()
 
@@ -206,7 +193,7 @@ class Service:
             plan, check, parts = self._plan, self._check, self._parts
             age_seconds = time.monotonic() - self._check_seconds
             stage, fraction = self._stage, self._fraction
-            notices = [*(plan.reasons if plan else ()), *self._notices.values()]
+            reasons = [*(plan.reasons if plan else ()), *self._findings.values()]
         return {
             "state": state.value,
             "stage": stage,
@@ -214,7 +201,7 @@ class Service:
             "model": self.model_name,
             "version": self.version,
             "plan": {"policy": plan.policy, "fingerprint": plan.fingerprint} if plan else None,
-            "reasons": [notice.as_document() for notice in notices],
+            "reasons": [_reason_document(reason) for reason in reasons],
             "placement": {**placement_document(check), "age_seconds": age_seconds} if check else None,
             "decode": _decode_document(parts.engine) if parts else None,
         }
@@ -231,10 +218,10 @@ class Service:
         with self._lock:
             plan, check, parts = self._plan, self._check, self._parts
             age_seconds = time.monotonic() - self._check_seconds
-            notices = [*(plan.reasons if plan else ()), *self._notices.values()]
+            reasons = [*(plan.reasons if plan else ()), *self._findings.values()]
         if plan is not None:
             yield Sample("stratad_plan_info", 1, (plan.policy, plan.fingerprint))
-        for code, effect in sorted({(notice.code, notice.effect) for notice in notices}):
+        for code, effect in sorted({(reason.code, reason.effect.value) for reason in reasons}):
             yield Sample("stratad_plan_reason", 1, (code, effect))
         if check is not None:
             yield from check_samples(check, age_seconds)
@@ -254,6 +241,15 @@ class Service:
             if self._parts is None:
                 raise NotAccepting(f"the model is not served now: {self._state.value}, {self._stage}")
             return self._parts
+
+
+def _reason_document(reason: Reason) -> dict[str, object]:
+    return {
+        "code": reason.code,
+        "effect": reason.effect.value,
+        "message": reason.message,
+        "remedy": reason.remedy,
+    }
 
 
 def _decode_document(engine: Engine) -> dict[str, object]:

@@ -15,12 +15,13 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.requests import Request
 
+from planner import Effect, Reason
 from planner.sysfs import Tree
 from stratad.placement_watch import PlacementWatch
 from stratad.runner import PlacementReport, SlicePlacement
 from stratad.server.failures import HttpFailure
 from stratad.server.limits import require_local
-from stratad.service import Notice, PlanSummary, ServiceState
+from stratad.service import PlanSummary, ServiceState
 from stratad.service_samples import node_memory_samples
 from tests.serving.support.served import MODEL, Served, serve, wait_until
 
@@ -58,7 +59,7 @@ def test_metrics_count_what_was_served() -> None:
 
 def test_metrics_show_native_counters_state_plan_and_placement() -> None:
     with serve() as served:
-        served.service.planned(PlanSummary("split", "f00d", (Notice("headroom-tight", "warns", "m"),)))
+        served.service.planned(PlanSummary("split", "f00d", (Reason("headroom-tight", Effect.WARNS, "m"),)))
         values = _scrape(served)
         assert "stratad_placement_check_age_seconds" not in values, "nothing was checked yet"
         served.service.sample_placement()
@@ -198,8 +199,8 @@ def test_placement_is_for_clients_on_this_machine(client: tuple[str, int] | None
 def test_status_has_rates_reasons_and_placement() -> None:
     with serve() as served:
         served.service.planned(PlanSummary("off", "f00d"))
-        served.service.notice(Notice("x-code", "warns", "first"))
-        served.service.notice(Notice("x-code", "warns", "second"))
+        served.service.found(Reason("placement-fallback", Effect.WARNS, "first"))
+        served.service.found(Reason("placement-fallback", Effect.WARNS, "second"))
         served.client().completions.create(model=MODEL, prompt="abcd")
         served.service.sample_placement()
         status = httpx.get(served.url + "/status").json()
