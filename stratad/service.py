@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -15,10 +16,17 @@ from enum import StrEnum
 from planner import Reason
 from stratad.chat_template import ChatMessage, ChatTemplate
 from stratad.engine import Engine, Ticket
-from stratad.generation import Deliver, GenerationRequest, NotAccepting
+from stratad.generation import Deliver, GenerationRequest, NotAccepting, RequestError
 from stratad.metrics import Sample
 from stratad.runner import ModelRunner
-from stratad.service_samples import check_samples, counter_samples, engine_samples, state_samples
+from stratad.service_samples import (
+    check_samples,
+    counter_samples,
+    engine_samples,
+    reason_samples,
+    refusal_samples,
+    state_samples,
+)
 from stratad.verify import PlacementCheck, Verdict, check_placement, placement_document
 
 
@@ -40,15 +48,19 @@ class PlanSummary:
     fingerprint: str
     reasons: tuple[Reason, ...] = ()
     document: Mapping[str, object] = field(default_factory=dict)
+    confidence: str = ""
+    arena_scope: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceLimits:
-    """Settings the service needs; see `stratad.config`."""
+    """Settings the service needs; see `stratad.config`. The last two are only shown."""
 
     limit_ratio: float
     placement_sample_pages: int
     stall_seconds: float
+    placement_check_seconds: float = 0.0
+    max_queue: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +90,7 @@ class Service:
         self._parts: ServingParts | None = None
         self._check: PlacementCheck | None = None
         self._check_seconds = 0.0
+        self._refused: Counter[str] = Counter()
 
     # --- Start-up and shutdown tell ---------------------------------------------------------------
 
@@ -153,7 +166,12 @@ class Service:
 
     def submit(self, request: GenerationRequest, deliver: Deliver) -> Ticket:
         """Hands the request to the engine; raises as `Engine.submit`, and NotAccepting while loading."""
-        return self._serving_parts().engine.submit(request, deliver)
+        try:
+            return self._serving_parts().engine.submit(request, deliver)
+        except RequestError as error:
+            with self._lock:
+                self._refused[error.code] += 1
+            raise
 
     def render_chat(self, messages: Sequence[ChatMessage]) -> str:
         """The prompt for these messages. Raises ChatTemplateError, and NotAccepting while loading."""
@@ -212,21 +230,31 @@ class Service:
             return self._plan.document if self._plan else None
 
     def samples(self) -> Iterator[Sample]:
-        """Every metric that is read at the moment of a scrape."""
+        """Every metric that is read at the moment of a scrape.
+
+        No lock is held while the engine and the native side are asked: a scrape that is slow there delays nobody.
+        """
         yield Sample("stratad_build_info", 1, (self.version, "llama.cpp"))
         yield from state_samples(self.state.value)
         with self._lock:
             plan, check, parts = self._plan, self._check, self._parts
             age_seconds = time.monotonic() - self._check_seconds
             reasons = [*(plan.reasons if plan else ()), *self._findings.values()]
+            fraction, limits, refused = self._fraction, self._limits, dict(self._refused)
+        yield Sample("stratad_loaded_ratio", fraction if parts is None else 1.0)
+        yield Sample("stratad_queue_capacity", limits.max_queue, (self.model_name,))
+        yield Sample("stratad_placement_check_interval_seconds", limits.placement_check_seconds)
         if plan is not None:
-            yield Sample("stratad_plan_info", 1, (plan.policy, plan.fingerprint))
-        for code, effect in sorted({(reason.code, reason.effect.value) for reason in reasons}):
-            yield Sample("stratad_plan_reason", 1, (code, effect))
+            labels = (plan.policy, plan.fingerprint, plan.confidence, plan.arena_scope)
+            yield Sample("stratad_plan_info", 1, labels)
+        yield from reason_samples(reasons)
+        yield from refusal_samples(refused, self.model_name)
         if check is not None:
             yield from check_samples(check, age_seconds)
         if parts is not None:
-            yield from engine_samples(parts.engine.status(), self.model_name)
+            yield Sample("stratad_stalled_seconds", parts.engine.stalled_seconds())
+            status, context_tokens = parts.engine.status(), parts.runner.context_tokens
+            yield from engine_samples(status, context_tokens, self.model_name)
             yield from counter_samples(parts.runner.counters())
 
     def _settle_state(self) -> None:

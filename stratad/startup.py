@@ -27,9 +27,11 @@ from stratad.engine import Engine
 from stratad.engine_status import EngineSettings
 from stratad.errors import LoadCancelled, PlacementError, StratadError, render_error
 from stratad.facts import machine_facts
-from stratad.metrics import Metrics
+from stratad.machine_watch import MachineWatch
+from stratad.metrics import Metrics, Sample
 from stratad.model import ModelFacts, read_model_facts
 from stratad.native_runner import NativeRunner
+from stratad.own_unit import restart_count
 from stratad.pinning import PinWatch
 from stratad.placement_watch import PlacementWatch, log_placement, note_placement, repair, tell_repair
 from stratad.reload import reloaded, settings_that_differ
@@ -82,7 +84,7 @@ def run_daemon(
             findings = (*findings, reduction)
         # Before any other thread starts: each inherits its memory policy from the one that starts it.
         apply_process_memory(plan.process_memory)
-        service, metrics = _open_service(configuration, topology)
+        service, metrics = _open_service(configuration, environment, topology)
         for reason in findings:
             service.found(reason, degrades=reason.code in DEGRADING_CODES)
         with _listening(configuration, environment, service, metrics) as (server, directory):
@@ -98,7 +100,9 @@ def run_daemon(
     journal.inform("stopped")
 
 
-def _open_service(configuration: Configuration, topology: Topology) -> tuple[Service, Metrics]:
+def _open_service(
+    configuration: Configuration, environment: Environment, topology: Topology
+) -> tuple[Service, Metrics]:
     """The service in its state of loading, and the metrics that read it."""
     name = configuration.model.name or configuration.model.path.stem
     service = Service(name, _version(), _limits(configuration))
@@ -106,6 +110,9 @@ def _open_service(configuration: Configuration, topology: Topology) -> tuple[Ser
     metrics.add_source(service.samples)
     tree, node_ids = Tree(Path("/")), [node.node_id for node in topology.nodes]
     metrics.add_source(lambda: node_memory_samples(tree, node_ids))
+    restarts = restart_count(tree) if environment.notify_socket else None
+    if restarts is not None:
+        metrics.add_source(lambda: [Sample("stratad_service_restarts_total", restarts)])
     return service, metrics
 
 
@@ -114,6 +121,8 @@ def _limits(configuration: Configuration) -> ServiceLimits:
         limit_ratio=configuration.placement.limit_ratio,
         placement_sample_pages=configuration.metrics.placement_sample_pages,
         stall_seconds=configuration.systemd.stall_seconds,
+        placement_check_seconds=configuration.metrics.placement_check_seconds,
+        max_queue=configuration.server.max_queue,
     )
 
 
@@ -288,6 +297,7 @@ def _watched(
     """Placement is checked again and again, and the supervisor hears signs of life."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(PinWatch(service, configuration.placement.pin_check_seconds))
+        stack.enter_context(MachineWatch(service, configuration.metrics.placement_check_seconds))
         stack.enter_context(
             PlacementWatch(
                 service,
@@ -356,7 +366,14 @@ def _drain(
 
 
 def _summary(plan: Plan, document: dict[str, object]) -> PlanSummary:
-    return PlanSummary(plan.policy.value, plan.fingerprint, plan.reasons, document)
+    return PlanSummary(
+        plan.policy.value,
+        plan.fingerprint,
+        plan.reasons,
+        document,
+        plan.confidence.value,
+        plan.arena_scope.value,
+    )
 
 
 def _version() -> str:
