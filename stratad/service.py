@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -16,7 +15,16 @@ from enum import StrEnum
 from planner import Reason
 from stratad.chat_template import ChatMessage, ChatTemplate
 from stratad.engine import Engine, Ticket
-from stratad.generation import Deliver, GenerationRequest, NotAccepting, RequestError
+from stratad.generation import (
+    Deliver,
+    EngineFailure,
+    GenerationRequest,
+    InvalidRequest,
+    NotAccepting,
+    PromptTooLong,
+    QueueFull,
+    RequestError,
+)
 from stratad.metrics import Sample
 from stratad.runner import ModelRunner
 from stratad.service_samples import (
@@ -28,6 +36,8 @@ from stratad.service_samples import (
     state_samples,
 )
 from stratad.verify import PlacementCheck, Verdict, check_placement, placement_document
+
+_REFUSALS = (EngineFailure, InvalidRequest, NotAccepting, PromptTooLong, QueueFull)
 
 
 class ServiceState(StrEnum):
@@ -90,7 +100,8 @@ class Service:
         self._parts: ServingParts | None = None
         self._check: PlacementCheck | None = None
         self._check_seconds = 0.0
-        self._refused: Counter[str] = Counter()
+        # From 0 on: Prometheus sees no increase in a series that begins with its first refusal.
+        self._refused = {kind.code: 0 for kind in _REFUSALS}
 
     # --- Start-up and shutdown tell ---------------------------------------------------------------
 
@@ -170,7 +181,7 @@ class Service:
             return self._serving_parts().engine.submit(request, deliver)
         except RequestError as error:
             with self._lock:
-                self._refused[error.code] += 1
+                self._refused[error.code] = self._refused.get(error.code, 0) + 1
             raise
 
     def render_chat(self, messages: Sequence[ChatMessage]) -> str:
