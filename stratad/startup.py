@@ -17,7 +17,6 @@ from planner import (
     Topology,
     plan_to_dict,
 )
-from planner.explain import reason_log_line
 from planner.sysfs import Tree
 from stratad import journal
 from stratad.apply import apply_process_memory, open_runner
@@ -34,6 +33,7 @@ from stratad.native_runner import NativeRunner
 from stratad.own_unit import restart_count
 from stratad.pinning import PinWatch
 from stratad.placement_watch import PlacementWatch, log_placement, note_placement, repair, tell_repair
+from stratad.reason_log import inform_of, warn_of
 from stratad.reload import reloaded, settings_that_differ
 from stratad.runner import ModelRunner
 from stratad.runtime_directory import publish_plan, published, runtime_directory
@@ -48,6 +48,8 @@ from stratad.verify import PlacementCheck, check_placement
 
 # Native code reports progress for every tensor; nobody reads more than a few lines a second.
 _PROGRESS_PAUSE_SECONDS = 0.5
+# And a log that is read later wants fewer.
+_LOG_PAUSE_SECONDS = 10.0
 
 
 # After draining, answers go out and memory is freed: the kernel needs seconds for hundreds of GiB.
@@ -80,7 +82,7 @@ def run_daemon(
         configuration, reduction = with_fitting_slots(configuration, model, topology)
         plan, findings = starting_plan(topology, model, configuration, environment)
         if reduction is not None:
-            journal.warn_line(reason_log_line(reduction))
+            warn_of(reduction)
             findings = (*findings, reduction)
         # Before any other thread starts: each inherits its memory policy from the one that starts it.
         apply_process_memory(plan.process_memory)
@@ -159,6 +161,7 @@ class _Loading:
     _shown_seconds: float = 0.0
     _shown_stage: str = ""
     _shown_fraction: float = 0.0
+    _told_seconds: float = 0.0
 
     def open(self, plan: Plan) -> NativeRunner:
         """Loads the model by `plan`. Raises _StoppedWhileLoading when asked to stop meanwhile."""
@@ -174,8 +177,8 @@ class _Loading:
             runner.close()
         self._leave_if_asked()
         for reason in runner.reasons:
-            write = journal.warn_line if reason.effect is Effect.WARNS else journal.inform_line
-            write(reason_log_line(reason))
+            log = warn_of if reason.effect is Effect.WARNS else inform_of
+            log(reason)
             self.service.found(reason, degrades=reason.code in DEGRADING_CODES)
         return runner
 
@@ -195,8 +198,9 @@ class _Loading:
             self.service.loading(stage, fraction)
             extension_seconds = self.configuration.systemd.load_extension_seconds
             self.notifier.loading(f"{stage}, {fraction:.0%}", extension_seconds)
-        if is_new_stage:
-            journal.inform("loading", stage=stage)
+        if is_new_stage or now_seconds - self._told_seconds > _LOG_PAUSE_SECONDS:
+            self._told_seconds = now_seconds
+            journal.inform("loading", stage=stage, loaded_ratio=fraction)
         return not self.stop.is_requested
 
     def _leave_if_asked(self) -> None:
@@ -249,7 +253,7 @@ def _sample(runner: ModelRunner, loading: _Loading) -> PlacementCheck:
 def _fallback_plan(loading: _Loading, policy: Policy, check: PlacementCheck) -> Plan:
     message = f"placement was verified at {check.worst_ratio:.4f}; planned again with {policy.value}"
     loading.service.found(Reason("placement-fallback", Effect.WARNS, message))
-    journal.warn("placement", message)
+    journal.warn("placement", message, code="placement-fallback")
     return loading.plan_again(policy)
 
 
@@ -285,7 +289,7 @@ def _chat_template(runner: ModelRunner, service: Service) -> ChatTemplate:
     )
     if problem is not None:
         message = f"{problem}; {FALLBACK_TEMPLATE_NAME} is used"
-        journal.inform("chat template", message)
+        journal.inform("chat template", message, code="chat-template-fallback")
         service.found(Reason("chat-template-fallback", Effect.INFORMS, message))
     return template
 

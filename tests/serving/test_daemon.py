@@ -268,7 +268,10 @@ def test_stratactl_finds_it_by_its_runtime_directory_and_by_a_unix_socket(
 
 
 def test_logs_carry_priorities_under_the_journal(tmp_path: Path, model: Path) -> None:
-    with started(tmp_path, model, variables={"JOURNAL_STREAM": "8:1"}) as daemon:
+    log = tmp_path / "log"
+    log.touch()
+    stream = f"{log.stat().st_dev}:{log.stat().st_ino}"
+    with started(tmp_path, model, variables={"JOURNAL_STREAM": stream}) as daemon:
         daemon.wait_for("READY=1")
         assert daemon.terminate() == 0
         assert all(line.startswith(("<6>", "<4>")) for line in daemon.log.splitlines()), daemon.log
