@@ -52,7 +52,16 @@ def get_json(address: DaemonAddress, path: str) -> dict[str, Any]:
         DaemonError: It is not found, not reachable, or refuses; the error says which.
         ConfigurationError: The address or the configuration file cannot be used.
     """
-    endpoint = _endpoint(address)
+    return _object(_get(address, path))
+
+
+def get_text(address: DaemonAddress, path: str) -> str:
+    """What the daemon answers at `path`, as text. Raises as `get_json`."""
+    return _get(address, path).decode("utf-8", errors="replace")
+
+
+def _get(address: DaemonAddress, path: str) -> bytes:
+    endpoint = endpoint_of(address)
     tried = f"asking the daemon at {endpoint} for {path}"
     remedy = "look at `systemctl status stratad`, or name another address with --url or --socket"
     connection = _connection(endpoint)
@@ -64,11 +73,10 @@ def get_json(address: DaemonAddress, path: str) -> dict[str, Any]:
         raise DaemonError(tried, str(error) or type(error).__name__, remedy=remedy) from error
     finally:
         connection.close()
-    document = _object(body)
     if response.status != http.HTTPStatus.OK:
-        message = (document.get("error") or {}).get("message", response.reason)
+        message = (_object(body).get("error") or {}).get("message", response.reason)
         raise DaemonError(tried, str(message), values={"http_status": response.status}, remedy=remedy)
-    return document
+    return body
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -85,7 +93,8 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-def _endpoint(address: DaemonAddress) -> str:
+def endpoint_of(address: DaemonAddress) -> str:
+    """Where the daemon listens: by the options, or as its runtime directory says. Raises as `get_json`."""
     if address.url is not None:
         return address.url
     if address.socket_path is not None:

@@ -39,6 +39,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
         "stratad.cli.install_units", "install_units", "Install the unit files for this installation."
     ),
     "status": CommandEntry("stratad.cli.status", "status", "Show what the running daemon does."),
+    "watch": CommandEntry("stratad.cli.watch", "watch", "Watch the running daemon live."),
     "verify": CommandEntry("stratad.cli.verify", "verify", "Check where the running daemon's pages lie."),
 }
 
