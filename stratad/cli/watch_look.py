@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-Samples = Mapping[tuple[str, tuple[tuple[str, str], ...]], float]
+# By name: the series of a metric, as labels and value.
+Samples = Mapping[str, Sequence[tuple[Mapping[str, str], float]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,28 +24,28 @@ class Look:
     def value(self, name: str, **labels: str) -> float | None:
         """The value of the first series that has these labels; None when there is none."""
         wanted = labels.items()
-        for (found, its_labels), value in self.samples.items():
-            if found == name and wanted <= dict(its_labels).items():
+        for its_labels, value in self.samples.get(name, ()):
+            if wanted <= its_labels.items():
                 return value
         return None
 
     def label_values(self, name: str, label: str) -> tuple[str, ...]:
         """Values of a label over all series of a metric, each once, numbers in their order."""
-        found = {dict(labels)[label] for its_name, labels in self.samples if its_name == name}
+        found = {labels[label] for labels, _ in self.samples.get(name, ())}
         return tuple(
             sorted(found, key=lambda text: (not text.isdecimal(), int(text) if text.isdecimal() else 0))
         )
 
 
 def read_samples(text: str) -> Samples:
-    """A scrape's series by name and labels. Raises ValueError for what is no scrape."""
+    """A scrape's series by name. Raises ValueError for what is no scrape."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    return {
-        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
+    found: dict[str, list[tuple[Mapping[str, str], float]]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append((sample.labels, sample.value))
+    return found
 
 
 @dataclass(frozen=True, slots=True)

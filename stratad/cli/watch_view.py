@@ -123,7 +123,7 @@ def _body(later: Look, difference: Difference, looks: Sequence[Look], terminal: 
 def _loading(status: Document, progress: Progress, terminal: Terminal) -> Iterator[str]:
     done = status["loaded_ratio"]
     left = ratio(1.0 - done, progress.loaded_rate)
-    rest = "" if left is None else f", about {_duration(left)} left of this stage"
+    rest = "" if left is None else f", about {_duration(left)} left"
     yield _labelled("loading", f"{_bar(done, terminal)} {done:.0%}  {status['stage']}{rest}")
 
 
