@@ -202,8 +202,10 @@ def _fitting(reasons: list[list[str]], room: int, terminal: Terminal) -> list[st
         is_last = index == len(reasons) - 1
         # One line above, and one below for what is left.
         if 1 + len(lines) + len(reason) + (not is_last) > room:
-            left = len(reasons) - index
-            lines.append(terminal.cut(_labelled("", f"{left} more: `stratactl status`")))
+            if 1 + len(lines) + 2 <= room:
+                # Its first line, which has the code, is better than nothing.
+                lines.append(reason[0])
+            lines.append(terminal.cut(_labelled("", f"{len(reasons) - index} more: `stratactl status`")))
             break
         lines += reason
     return ["", *lines] if lines and room > 1 else []

@@ -127,9 +127,12 @@ def test_the_view_has_what_an_operator_looks_for() -> None:
         assert part in text, part
     assert text.index("headroom-tight") < text.index("estimated-gain")
     # The worst first, and what there is no room for is counted.
-    text = "\n".join(shown([look(10.0, steps=100), look(12.0, steps=150)], Terminal(80, 20)))
-    assert "headroom-tight" in text
+    text = "\n".join(shown([look(10.0, steps=100), look(12.0, steps=150)], Terminal(80, 21)))
+    assert "remedy: stop other programs" in text
     assert text.endswith("1 more: `stratactl status`")
+    text = "\n".join(shown([look(10.0, steps=100), look(12.0, steps=150)], Terminal(80, 20)))
+    assert "headroom-tight" in text and "remedy" not in text
+    assert text.endswith("2 more: `stratactl status`")
 
 
 @pytest.mark.parametrize(("columns", "rows"), SIZES)
@@ -144,7 +147,7 @@ def test_a_frame_fits_its_terminal(columns: int, rows: int, slices: int, state: 
             slices=slices,
             document=loading if state == "loading" else None,
         )
-        for moment in range(200)
+        for moment in range(30)
     ]
     error = "Connection refused, and a long story about it " * 4 if state == "gone" else None
     for terminal in (Terminal(columns, rows), Terminal(columns, rows, has_colour=True)):
