@@ -96,6 +96,13 @@ void bind_pool(py::module_& module) {
            py::arg("slices"), py::arg("workers"), py::arg("spin_seconds") = 50e-6, ReleaseGil())
       .def_property_readonly("slice_count", &Pool::slice_count)
       .def_property_readonly("worker_count", &Pool::worker_count)
+      .def(
+          "workers_of",
+          [](const Pool& pool, int slice) {
+            if (slice < 0 || slice >= pool.slice_count()) throw std::out_of_range("no such slice");
+            return pool.workers_of(slice);
+          },
+          py::arg("slice"))
       .def("adopt_calling_thread", &Pool::adopt_calling_thread)
       .def("counters", [](const Pool& pool) {
         std::vector<SliceCounters> counters;
