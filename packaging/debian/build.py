@@ -116,6 +116,8 @@ def source_folder(work: Path, wheel: Path, dependencies: Path) -> Path:
         shutil.copy(ROOT / "packaging/systemd" / name, source / place)
     (source / "demo").mkdir()
     shutil.copy(ROOT / "etc/demo/demo-moe.gguf", source / "demo")
+    for name in ("prometheus", "grafana"):
+        shutil.copytree(ROOT / "etc" / name, source / "monitoring" / name)
     return source
 
 
