@@ -69,6 +69,7 @@ class NativeCounters:
         fused_chains: Expert layers computed as one job.
         fallback_operations: Operations of expert layers that ran by themselves.
         repaired_pages: Pages moved back to their slice's node.
+        pinned_bytes: Of the arena, registered with a GPU's runtime.
         locked_bytes: Of the arena, locked in memory.
         jobs: Pairs of kind and number of the pool's other jobs, sorted by kind.
         small_runs: Runs of small operations on the decode thread alone.
@@ -83,6 +84,7 @@ class NativeCounters:
     fused_chains: int
     fallback_operations: int
     repaired_pages: int = 0
+    pinned_bytes: int = 0
     locked_bytes: int = 0
     jobs: tuple[tuple[str, int], ...] = ()
     small_runs: int = 0
