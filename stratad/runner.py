@@ -58,13 +58,22 @@ class SliceCounters:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheCounters:
+    """Reads of experts that a GPU's cache held, and those that went to the arena."""
+
+    hits: int
+    misses: int
+
+
+@dataclass(frozen=True, slots=True)
 class NativeCounters:
-    """Running totals of the native side; slices in the order of their index."""
+    """Running totals of the native side; slices in the order of their index. No expert cache: None."""
 
     slices: tuple[SliceCounters, ...]
     fused_chains: int
     fallback_operations: int
     repaired_pages: int = 0
+    expert_cache: CacheCounters | None = None
 
 
 @dataclass(frozen=True, slots=True)
