@@ -82,6 +82,11 @@ def find_running(configured: Path | None, environment: Environment) -> RunningDa
     )
 
 
+def is_running(daemon: RunningDaemon) -> bool:
+    """Whether the daemon lives and has not taken its address back."""
+    return read_running(daemon.directory) == daemon and _is_alive(daemon.process_id)
+
+
 def read_running(directory: Path) -> RunningDaemon | None:
     """What a daemon left in `directory`; None when there is nothing that can be read."""
     try:

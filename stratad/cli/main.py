@@ -39,6 +39,8 @@ COMMANDS: Mapping[str, CommandEntry] = {
         "stratad.cli.install_units", "install_units", "Install the unit files for this installation."
     ),
     "status": CommandEntry("stratad.cli.status", "status", "Show what the running daemon does."),
+    "chat": CommandEntry("stratad.cli.chat", "chat", "Ask the model, once or in a conversation."),
+    "drain": CommandEntry("stratad.cli.drain", "drain", "End running requests, then stop the daemon."),
     "verify": CommandEntry("stratad.cli.verify", "verify", "Check where the running daemon's pages lie."),
 }
 

@@ -84,7 +84,11 @@ function takeBlock(block, answer) {
 
 async function problemOf(response) {
   const fallback = `The daemon answered ${response.status}.`;
-  try { return (await response.json()).error.message || fallback; } catch { return fallback; }
+  try {
+    const { message, code } = (await response.json()).error;
+    const wayOut = code === "context_length_exceeded" ? " “New chat” starts over with an empty one." : "";
+    return (message || fallback) + wayOut;
+  } catch { return fallback; }
 }
 
 function showPace(answer, how) {

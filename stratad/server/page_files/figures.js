@@ -1,28 +1,28 @@
 // Figures, page placement, pool, slots and reasons: each from the status document, drawn when it changes.
 
 const WINDOW_SECONDS = 300;
-let history = [];
+let looks = [];
 
 /** Keeps what rates are made of; a daemon that has started anew begins a new history. */
 function remember(status) {
-  if (!status.decode) { history = []; return; }
-  const last = history[history.length - 1];
-  if (last && status.uptime_seconds < last.seconds) history = [];
+  if (!status.decode) { looks = []; return; }
+  const last = looks[looks.length - 1];
+  if (last && status.uptime_seconds < last.seconds) looks = [];
   const { generation_tokens, decode_seconds, prefill_seconds } = status.decode;
-  history.push({
+  looks.push({
     seconds: status.uptime_seconds,
     tokens: generation_tokens,
     busy: decode_seconds + prefill_seconds,
     slices: status.pool ? status.pool.slices : [],
   });
-  while (history[0].seconds < status.uptime_seconds - WINDOW_SECONDS - 10) history.shift();
+  while (looks[0].seconds < status.uptime_seconds - WINDOW_SECONDS - 10) looks.shift();
 }
 
 /** Points [seconds ago, tokens a second], one between every two looks. */
 function rates() {
-  const now = history.length ? history[history.length - 1].seconds : 0;
-  return history.slice(1).map((look, index) => {
-    const before = history[index];
+  const now = looks.length ? looks[looks.length - 1].seconds : 0;
+  return looks.slice(1).map((look, index) => {
+    const before = looks[index];
     return [now - look.seconds, (look.tokens - before.tokens) / Math.max(0.001, look.seconds - before.seconds)];
   });
 }
@@ -149,9 +149,9 @@ function drawPool(status) {
 
 /** Of each slice: share of its workers' busy time at barriers, share of busy time draining, bytes a second. */
 function poolRates(status) {
-  if (!status.pool || !status.decode || !history.length) return null;
-  const last = history[history.length - 1];
-  const minute = history.find((look) => look.seconds >= last.seconds - 60);
+  if (!status.pool || !status.decode || !looks.length) return null;
+  const last = looks[looks.length - 1];
+  const minute = looks.find((look) => look.seconds >= last.seconds - 60);
   const isRecent = last.busy - minute.busy > 0.01;
   const start = isRecent ? minute : { busy: 0, slices: [] };
   const busy = last.busy - start.busy;
@@ -159,11 +159,11 @@ function poolRates(status) {
   return { isRecent, rows: last.slices.map((slice, index) => {
     const before = start.slices[index] || { wait_seconds: 0, drain_seconds: 0, expert_bytes: 0 };
     const count = workers.get(slice.slice) || 1;
-    const share = (value) => busy > 0.001 ? `${(100 * value / busy).toFixed(1)} %` : "–";
+    const share = (value) => busy > 0 ? `${(100 * value / busy).toFixed(1)} %` : "–";
     return [slice.slice, workers.has(slice.slice) ? count : "–",
       share((slice.wait_seconds - before.wait_seconds) / count),
       share(slice.drain_seconds - before.drain_seconds),
-      busy > 0.001 ? `${((slice.expert_bytes - before.expert_bytes) / busy / 1e9).toFixed(1)} GB/s` : "–"];
+      busy > 0 ? `${((slice.expert_bytes - before.expert_bytes) / busy / 1e9).toFixed(1)} GB/s` : "–"];
   }) };
 }
 

@@ -9,12 +9,12 @@ function drawMachine(status) {
     ? machineDrawing(status.machine, planned, found) : [make("p", "soft", "Known when there is a plan.")]);
 }
 
-/** Bytes of the arena that the plan puts on each node. */
+/** Bytes of the arena that the plan puts on each node; null for a plan that places nothing. */
 function plannedBytes(plan) {
   const sizes = {};
   for (const slice of plan ? plan.slices : [])
     for (const node of slice.nodes) sizes[node] = (sizes[node] || 0) + slice.size_bytes / slice.nodes.length;
-  return sizes;
+  return Object.keys(sizes).length ? sizes : null;
 }
 
 function machineDrawing(machine, planned, found) {
@@ -27,7 +27,8 @@ function machineDrawing(machine, planned, found) {
 function packageBox(one, gpus, planned, found) {
   const title = one.package === null ? "Memory without CPUs" : `Package ${one.package}`;
   return make("section", "package", make("h3", "", title), make("div", "nodes", ...one.nodes.map(
-    (node) => nodeBox(node, gpus.filter((gpu) => gpu.node === node.node), planned[node.node], found[node.node]))));
+    (node) => nodeBox(node, gpus.filter((gpu) => gpu.node === node.node),
+      planned && (planned[node.node] || 0), found[node.node]))));
 }
 
 function nodeBox(node, gpus, planned, found) {
@@ -36,7 +37,7 @@ function nodeBox(node, gpus, planned, found) {
   const box = make("div", node.is_allowed ? "node" : "node closed",
     make("h4", "", `Node ${node.node}`, make("span", "", size)));
   if (node.cores.length) box.append(coreGrid(node));
-  if (node.memory_total_bytes && (planned || found)) box.append(arenaOnNode(node, planned || 0, found));
+  if (node.memory_total_bytes && (planned || found)) box.append(arenaOnNode(node, planned, found));
   if (gpus.length) box.append(make("div", "gpus", ...gpus.map(gpuChip)));
   return box;
 }
@@ -71,9 +72,11 @@ function roleText(node) {
 
 function arenaOnNode(node, planned, found) {
   const shown = found === undefined ? planned : found;
-  const text = found === undefined ? `${bytes(planned)} of arena planned`
-    : Math.abs(found - planned) < 0.005 * Math.max(found, planned) ? `${bytes(found)} of arena, as planned`
-      : `${bytes(found)} of arena, planned ${bytes(planned)}`;
+  const isAsPlanned = found !== undefined && Math.abs(found - planned) < Math.max(2 ** 20, 0.005 * planned);
+  const text = planned === null ? `${bytes(found)} of arena`
+    : found === undefined ? `${bytes(planned)} of arena planned`
+      : isAsPlanned ? `${bytes(found)} of arena, as planned`
+        : `${bytes(found)} of arena, planned ${bytes(planned)}`;
   return make("div", "memory", bar([[shown / node.memory_total_bytes, "", "var(--soft)"]]), text);
 }
 
