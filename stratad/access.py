@@ -6,11 +6,13 @@ import secrets
 from collections.abc import Callable
 from pathlib import Path
 
+from planner import Effect, Reason
+from planner.explain import reason_log_line
 from stratad import journal
 from stratad.api_keys import ApiKeys, KeyFile, read_key_files
 from stratad.config import Configuration
 from stratad.server import Administration, Listener, ServerSettings
-from stratad.service import Notice, Service
+from stratad.service import Service
 
 READABLE_CODE = "api-keys-readable"
 OPEN_CODE = "open-to-network"
@@ -40,7 +42,7 @@ class Access:
         files = read_key_files(configuration.server.api_keys_file, self._credentials_directory)
         self.keys.replace(files)
         self._drain_seconds = configuration.server.drain_seconds
-        self._show(READABLE_CODE, _readable_notice(files))
+        self._show(READABLE_CODE, _readable_reason(files))
         self._warn_if_open()
 
     def server_settings(self, configuration: Configuration, listener: Listener) -> ServerSettings:
@@ -59,25 +61,26 @@ class Access:
 
     def _warn_if_open(self) -> None:
         is_open = self._is_on_network and not self.keys.are_required
-        self._show(OPEN_CODE, _open_notice(self._endpoint) if is_open else None)
+        self._show(OPEN_CODE, _open_reason(self._endpoint) if is_open else None)
 
-    def _show(self, code: str, notice: Notice | None) -> None:
-        if notice is None:
+    def _show(self, code: str, reason: Reason | None) -> None:
+        if reason is None:
             self.service.withdraw(code)
             return
-        self.service.notice(notice)
-        journal.warn("access", notice.message, remedy=notice.remedy)
+        self.service.found(reason)
+        journal.warn_line(reason_log_line(reason))
 
 
-def _readable_notice(files: tuple[KeyFile, ...]) -> Notice | None:
+def _readable_reason(files: tuple[KeyFile, ...]) -> Reason | None:
     paths = [str(file.path) for file in files if file.is_readable_by_others]
     if not paths:
         return None
     message = f"every user of this machine can read the API keys in {', '.join(paths)}"
-    return Notice(READABLE_CODE, "warns", message, f"run `chmod o= {' '.join(paths)}`")
+    remedy = f"run `chmod o= {' '.join(paths)}`"
+    return Reason(READABLE_CODE, Effect.WARNS, message, {"files": ", ".join(paths)}, remedy)
 
 
-def _open_notice(endpoint: str) -> Notice:
+def _open_reason(endpoint: str) -> Reason:
     message = f"{endpoint} can be reached from the network, and no API key is asked for"
     remedy = "set server.api_keys_file, or listen on 127.0.0.1 behind a proxy with TLS"
-    return Notice(OPEN_CODE, "warns", message, remedy)
+    return Reason(OPEN_CODE, Effect.WARNS, message, {"endpoint": endpoint}, remedy)

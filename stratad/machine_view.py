@@ -1,9 +1,12 @@
-"""The machine as the status page draws it: facts and plan in, a document out."""
+"""Plan and machine as the status page draws them: facts in, documents out."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from planner import Plan, Topology
 from planner.topology import Cpu
+from stratad.service import PlanSummary
 from stratad.status_document import (
     CpuDocument,
     CpuRole,
@@ -42,6 +45,20 @@ def machine_document(topology: Topology, plan: Plan) -> MachineDocument:
     return MachineDocument(
         packages=[PackageDocument(package=package, nodes=packages[package]) for package in ordered],
         gpus=[GpuDocument(address=gpu.pci_address, node=gpu.node_id) for gpu in topology.accelerators],
+    )
+
+
+def plan_summary(plan: Plan, document: Mapping[str, object], topology: Topology) -> PlanSummary:
+    """What the service shows of a plan; `document` is the plan as JSON values."""
+    return PlanSummary(
+        policy=plan.policy.value,
+        fingerprint=plan.fingerprint,
+        reasons=plan.reasons,
+        document=document,
+        confidence=plan.confidence.value,
+        arena_scope=plan.arena_scope.value,
+        slices=tuple(planned_slices(plan)),
+        machine=machine_document(topology, plan),
     )
 
 

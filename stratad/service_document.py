@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from planner import Reason
 from stratad.engine_status import EngineStatus, SlotStatus
 from stratad.runner import ModelRunner, NativeCounters
 from stratad.status_document import (
@@ -10,10 +11,18 @@ from stratad.status_document import (
     PlacementDocument,
     PoolDocument,
     PoolSliceDocument,
+    ReasonDocument,
     SlotDocument,
     TimingsDocument,
 )
 from stratad.verify import PlacementCheck, placement_document
+
+
+def reason_document(reason: Reason) -> ReasonDocument:
+    """One finding as it is shown."""
+    return ReasonDocument(
+        code=reason.code, effect=reason.effect.value, message=reason.message, remedy=reason.remedy
+    )
 
 
 def check_document(check: PlacementCheck, age_seconds: float) -> PlacementDocument:
@@ -51,8 +60,10 @@ def pool_document(counters: NativeCounters) -> PoolDocument:
                 slice=index,
                 wait_seconds=part.wait_seconds,
                 drain_seconds=part.drain_seconds,
+                workers=part.workers,
                 tasks=part.tasks,
                 expert_bytes=part.expert_bytes,
+                dense_bytes=part.dense_bytes,
             )
             for index, part in enumerate(counters.slices)
         ],

@@ -20,7 +20,7 @@ class _Document(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class NoticeDocument(_Document):
+class ReasonDocument(_Document):
     """A finding of the planner or of a check after it; docs/REASONS.md explains every code."""
 
     code: str
@@ -81,7 +81,7 @@ class PlanSummaryDocument(_Document):
 
     policy: str
     fingerprint: str
-    confidence: str | None
+    confidence: str
     slices: list[PlannedSliceDocument]
 
 
@@ -161,8 +161,10 @@ class PoolSliceDocument(_Document):
     slice: Count
     wait_seconds: Seconds
     drain_seconds: Seconds
+    workers: Count
     tasks: Count
     expert_bytes: Count
+    dense_bytes: Count
 
 
 class PoolDocument(_Document):
@@ -191,7 +193,7 @@ class StatusDocument(_Document):
     version: str
     plan: PlanSummaryDocument | None
     machine: MachineDocument | None
-    reasons: list[NoticeDocument]
+    reasons: list[ReasonDocument]
     placement: PlacementDocument | None
     decode: DecodeDocument | None
     pool: PoolDocument | None

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from planner import Effect, Reason
 from stratad.api_keys import ApiKeys
-from stratad.service import Notice
 from tests.serving.support import browser as browsers
 from tests.serving.support.browser import Browser
 from tests.serving.support.recorded_status import serve_as
@@ -201,7 +201,8 @@ def test_a_daemon_that_goes_and_comes_back_is_noticed(tab: Browser) -> None:
 def test_text_from_daemon_and_model_stays_text(tab: Browser) -> None:
     runner = ScriptedRunner(lambda prompt: [ESCAPE_ATTEMPT.encode()])
     with serve(runner) as served:
-        served.service.notice(Notice("x-code", "warns", ESCAPE_ATTEMPT, ESCAPE_ATTEMPT))
+        reason = Reason("headroom-tight", Effect.WARNS, ESCAPE_ATTEMPT, remedy=ESCAPE_ATTEMPT)
+        served.service.found(reason)
         opened(tab, served)
         assert ESCAPE_ATTEMPT in tab.text("#reasons")
         ask(tab, "Hi")

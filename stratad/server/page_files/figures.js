@@ -155,15 +155,13 @@ function poolRates(status) {
   const isRecent = last.busy - minute.busy > 0.01;
   const start = isRecent ? minute : { busy: 0, slices: [] };
   const busy = last.busy - start.busy;
-  const workers = new Map((status.plan ? status.plan.slices : []).map((slice) => [slice.slice, slice.workers]));
   return { isRecent, rows: last.slices.map((slice, index) => {
-    const before = start.slices[index] || { wait_seconds: 0, drain_seconds: 0, expert_bytes: 0 };
-    const count = workers.get(slice.slice) || 1;
+    const before = start.slices[index] || { wait_seconds: 0, drain_seconds: 0, expert_bytes: 0, dense_bytes: 0 };
+    const read = slice.expert_bytes + slice.dense_bytes - before.expert_bytes - before.dense_bytes;
     const share = (value) => busy > 0 ? `${(100 * value / busy).toFixed(1)} %` : "–";
-    return [slice.slice, workers.has(slice.slice) ? count : "–",
-      share((slice.wait_seconds - before.wait_seconds) / count),
+    return [slice.slice, slice.workers, share((slice.wait_seconds - before.wait_seconds) / Math.max(1, slice.workers)),
       share(slice.drain_seconds - before.drain_seconds),
-      busy > 0 ? `${((slice.expert_bytes - before.expert_bytes) / busy / 1e9).toFixed(1)} GB/s` : "–"];
+      busy > 0 ? `${(read / busy / 1e9).toFixed(1)} GB/s` : "–"];
   }) };
 }
 

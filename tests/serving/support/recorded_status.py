@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from planner import make_plan, plan_to_dict
-from stratad.machine_view import machine_document, planned_slices
+from stratad.machine_view import plan_summary
 from stratad.runner import (
     CacheCounters,
     NativeCounters,
@@ -14,7 +14,6 @@ from stratad.runner import (
     SliceCounters,
     SlicePlacement,
 )
-from stratad.service import Notice, PlanSummary
 from tests.golden.test_plans import CASES
 from tests.serving.support.scripted_runner import ScriptedRunner
 from tests.serving.support.served import Served, serve
@@ -38,7 +37,9 @@ class PlannedRunner(ScriptedRunner):
 
     def counters(self) -> NativeCounters:
         self._looks += 1
-        one = SliceCounters(0.02 * self._looks, 0.004 * self._looks, 400 * self._looks, self._looks * 10**9)
+        one = SliceCounters(
+            0.02 * self._looks, 0.004 * self._looks, 400 * self._looks, self._looks * 10**9, 0, 11
+        )
         cache = CacheCounters(930 * self._looks, 70 * self._looks) if self._has_cache else None
         return NativeCounters((one,) * self._slice_count, 48 * self._looks, 0, expert_cache=cache)
 
@@ -49,9 +50,6 @@ def serve_as(name: str, *, astray: float = 0.0, has_cache: bool = False) -> Iter
     shape, arena_gib, request = {**CASES, **LARGEST}[name]
     topology = machine_topology(shape)
     plan = make_plan(topology, request_for(arena_gib, **request))
-    reasons = tuple(
-        Notice(reason.code, reason.effect.value, reason.message, reason.remedy) for reason in plan.reasons
-    )
     runner = PlannedRunner(len(plan.layout.slices), has_cache=has_cache)
     slices, sizes = [], dict.fromkeys((node.node_id for node in topology.nodes), 0)
     for part in plan.arena_slices:
@@ -67,16 +65,6 @@ def serve_as(name: str, *, astray: float = 0.0, has_cache: bool = False) -> Iter
     found = tuple((node, size) for node, size in sizes.items() if size)
     runner.report = PlacementReport(tuple(slices), found, plan.page_bytes)
     with serve(runner) as served:
-        served.service.planned(
-            PlanSummary(
-                plan.policy.value,
-                plan.fingerprint,
-                reasons,
-                plan_to_dict(plan),
-                plan.confidence.value,
-                tuple(planned_slices(plan)),
-                machine_document(topology, plan),
-            )
-        )
+        served.service.planned(plan_summary(plan, plan_to_dict(plan), topology))
         served.service.sample_placement()
         yield served
