@@ -50,7 +50,9 @@ class ObservationEndpoints:
 
     async def status(self, request: Request) -> Response:
         """State, plan, reasons, last placement check and decode figures."""
-        return Response(self._service.document().model_dump_json(), media_type="application/json")
+        # As in `metrics`.
+        document = await asyncio.to_thread(self._service.document)
+        return Response(document.model_dump_json(), media_type="application/json")
 
     async def placement(self, request: Request) -> Response:
         """A fresh sample of page placement, for clients on this machine: it costs a system call per page."""

@@ -243,6 +243,7 @@ def test_keys_of_file_and_credential_are_read_again_on_sighup_and_never_shown(tm
     keys, credentials = tmp_path / "keys", tmp_path / "credentials"
     credentials.mkdir()
     (credentials / CREDENTIAL_NAME).write_text(KEYS["systemd"] + "\n")
+    (credentials / CREDENTIAL_NAME).chmod(0o400)
     keys.write_text(KEYS["first"] + "\n")
     keys.chmod(0o644)
     settings = '[server]\nport = 0\napi_keys_file = "../keys"\n'

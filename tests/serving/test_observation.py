@@ -289,11 +289,15 @@ def test_a_scrape_holds_no_lock_that_decoding_or_other_clients_need() -> None:
             answer = served.client().completions.create(model=MODEL, prompt="abcd")
             assert answer.choices[0].text == "Hello!"
             served.service.found(Reason("headroom-tight", Effect.WARNS, "m"))
-            assert httpx.get(served.url + "/status").json()["decode"]["generation_tokens"] == 4
+            assert httpx.get(served.url + "/health").json() == {"status": "ready"}
+            # /status asks the native side as well: it waits, and whoever waits for it keeps nobody else waiting.
+            status = pool.submit(httpx.get, served.url + "/status", timeout=LIMIT_SECONDS)
+            assert served.client().completions.create(model=MODEL, prompt="abcd").choices[0].text == "Hello!"
             assert not scrape.done()
         finally:
             go_on.set()
         assert scrape.result()["stratad_state stratad_state=ready"] == 1
+        assert status.result().json()["decode"]["generation_tokens"] == 8
 
 
 def test_a_scrape_does_not_wait_for_a_step_of_decoding() -> None:

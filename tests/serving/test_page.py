@@ -259,6 +259,8 @@ def test_an_answer_is_streamed_piece_by_piece_and_stopped_by_the_button(tab: Bro
         tab.value("document.querySelector('#stop').focus()")
         tab.press("Enter")
         tab.wait_for("document.querySelector('#pace').textContent.includes('stopped')")
+        # The engine must have heard of it before it may go on, or it would have answered by then.
+        wait_until(lambda: all(one.is_cancelled for one in served.engine._requests._running))
         runner.release()
         wait_until(lambda: served.engine.status().running == 0)
         assert dict(served.engine.status().finish_reasons)["cancelled"] == 1
