@@ -40,6 +40,8 @@ COMMANDS: Mapping[str, CommandEntry] = {
     ),
     "status": CommandEntry("stratad.cli.status", "status", "Show what the running daemon does."),
     "watch": CommandEntry("stratad.cli.watch", "watch", "Watch the running daemon live."),
+    "chat": CommandEntry("stratad.cli.chat", "chat", "Ask the model, once or in a conversation."),
+    "drain": CommandEntry("stratad.cli.drain", "drain", "End running requests, then stop the daemon."),
     "verify": CommandEntry("stratad.cli.verify", "verify", "Check where the running daemon's pages lie."),
 }
 
