@@ -40,6 +40,9 @@ COMMANDS: Mapping[str, CommandEntry] = {
     ),
     "status": CommandEntry("stratad.cli.status", "status", "Show what the running daemon does."),
     "verify": CommandEntry("stratad.cli.verify", "verify", "Check where the running daemon's pages lie."),
+    "doctor": CommandEntry(
+        "stratad.cli.doctor", "doctor", "Look for what stands in the way, and say what to do."
+    ),
 }
 
 
