@@ -48,6 +48,7 @@ demo: setup
 	@$(BIN)/python -m stratad.demo
 
 test: setup
+	@$(BIN)/python packaging/bootstrap/fetch_prometheus.py
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
 # Upstream's own tests of every operation, against our device. `make test-upstream CASES=--all` takes hours.

@@ -157,6 +157,10 @@ REASON_CODES: Mapping[str, ReasonCode] = {
         "the measured link between packages is far below what this CPU generation has",
         "Look for machine-check records of the link, and at the snoop mode in the firmware.",
     ),
+    "machine-differs-from-plan": ReasonCode(
+        "CPUs, nodes or GPUs have come or gone since the plan was made",
+        "Bring back what is missing, or run `sudo stratactl apply` and restart the service.",
+    ),
     "memory-nodes-narrower-than-plan": ReasonCode(
         "the unit may not use every memory node of the applied plan",
         "Look for AllowedMemoryNodes= of the unit or of stratad.slice.",

@@ -12,13 +12,32 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from planner import Reason
 from stratad.chat_template import ChatMessage, ChatTemplate
 from stratad.engine import Engine, Ticket
-from stratad.generation import Deliver, GenerationRequest, NotAccepting
+from stratad.generation import (
+    Deliver,
+    EngineFailure,
+    GenerationRequest,
+    InvalidRequest,
+    NotAccepting,
+    PromptTooLong,
+    QueueFull,
+    RequestError,
+)
 from stratad.metrics import Sample
 from stratad.runner import ModelRunner
-from stratad.service_samples import check_samples, counter_samples, engine_samples, state_samples
+from stratad.service_samples import (
+    check_samples,
+    counter_samples,
+    engine_samples,
+    reason_samples,
+    refusal_samples,
+    state_samples,
+)
 from stratad.verify import PlacementCheck, Verdict, check_placement, placement_document
+
+_REFUSALS = (EngineFailure, InvalidRequest, NotAccepting, PromptTooLong, QueueFull)
 
 
 class ServiceState(StrEnum):
@@ -32,36 +51,26 @@ class ServiceState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Notice:
-    """A finding to show: one of the plan's reasons, or one made after it (placement check, template)."""
-
-    code: str
-    effect: str
-    message: str
-    remedy: str | None = None
-
-    def as_document(self) -> dict[str, object]:
-        """The notice as JSON values."""
-        return {"code": self.code, "effect": self.effect, "message": self.message, "remedy": self.remedy}
-
-
-@dataclass(frozen=True, slots=True)
 class PlanSummary:
     """The plan in force, as far as the service shows it; `document` is the whole plan as JSON values."""
 
     policy: str
     fingerprint: str
-    reasons: tuple[Notice, ...] = ()
+    reasons: tuple[Reason, ...] = ()
     document: Mapping[str, object] = field(default_factory=dict)
+    confidence: str = ""
+    arena_scope: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceLimits:
-    """Settings the service needs; see `stratad.config`."""
+    """Settings the service needs; see `stratad.config`. The last two are only shown."""
 
     limit_ratio: float
     placement_sample_pages: int
     stall_seconds: float
+    placement_check_seconds: float = 0.0
+    max_queue: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +95,13 @@ class Service:
         self._stage = "starting"
         self._fraction = 0.0
         self._plan: PlanSummary | None = None
-        self._notices: dict[str, Notice] = {}
+        self._findings: dict[str, Reason] = {}
         self._degrading: set[str] = set()
         self._parts: ServingParts | None = None
         self._check: PlacementCheck | None = None
         self._check_seconds = 0.0
+        # From 0 on: Prometheus sees no increase in a series that begins with its first refusal.
+        self._refused = {kind.code: 0 for kind in _REFUSALS}
 
     # --- Start-up and shutdown tell ---------------------------------------------------------------
 
@@ -104,21 +115,21 @@ class Service:
         with self._lock:
             self._plan = plan
 
-    def notice(self, notice: Notice, *, degrades: bool = False) -> None:
+    def found(self, reason: Reason, *, degrades: bool = False) -> None:
         """Something was found that the plan did not say; one for each code is kept, the last.
 
-        With `degrades`, a serving daemon is degraded until the notice is withdrawn.
+        With `degrades`, a serving daemon is degraded until the finding is withdrawn.
         """
         with self._lock:
-            self._notices[notice.code] = notice
+            self._findings[reason.code] = reason
             if degrades:
-                self._degrading.add(notice.code)
+                self._degrading.add(reason.code)
             self._settle_state()
 
     def withdraw(self, code: str) -> None:
-        """The notice of this code does not hold any more; does nothing when there is none."""
+        """The finding of this code does not hold any more; does nothing when there is none."""
         with self._lock:
-            self._notices.pop(code, None)
+            self._findings.pop(code, None)
             self._degrading.discard(code)
             self._settle_state()
 
@@ -166,7 +177,12 @@ class Service:
 
     def submit(self, request: GenerationRequest, deliver: Deliver) -> Ticket:
         """Hands the request to the engine; raises as `Engine.submit`, and NotAccepting while loading."""
-        return self._serving_parts().engine.submit(request, deliver)
+        try:
+            return self._serving_parts().engine.submit(request, deliver)
+        except RequestError as error:
+            with self._lock:
+                self._refused[error.code] = self._refused.get(error.code, 0) + 1
+            raise
 
     def render_chat(self, messages: Sequence[ChatMessage]) -> str:
         """The prompt for these messages. Raises ChatTemplateError, and NotAccepting while loading."""
@@ -206,7 +222,7 @@ class Service:
             plan, check, parts = self._plan, self._check, self._parts
             age_seconds = time.monotonic() - self._check_seconds
             stage, fraction = self._stage, self._fraction
-            notices = [*(plan.reasons if plan else ()), *self._notices.values()]
+            reasons = [*(plan.reasons if plan else ()), *self._findings.values()]
         return {
             "state": state.value,
             "stage": stage,
@@ -214,7 +230,7 @@ class Service:
             "model": self.model_name,
             "version": self.version,
             "plan": {"policy": plan.policy, "fingerprint": plan.fingerprint} if plan else None,
-            "reasons": [notice.as_document() for notice in notices],
+            "reasons": [_reason_document(reason) for reason in reasons],
             "placement": {**placement_document(check), "age_seconds": age_seconds} if check else None,
             "decode": _decode_document(parts.engine) if parts else None,
         }
@@ -225,21 +241,31 @@ class Service:
             return self._plan.document if self._plan else None
 
     def samples(self) -> Iterator[Sample]:
-        """Every metric that is read at the moment of a scrape."""
+        """Every metric that is read at the moment of a scrape.
+
+        No lock is held while the engine and the native side are asked: a scrape that is slow there delays nobody.
+        """
         yield Sample("stratad_build_info", 1, (self.version, "llama.cpp"))
         yield from state_samples(self.state.value)
         with self._lock:
             plan, check, parts = self._plan, self._check, self._parts
             age_seconds = time.monotonic() - self._check_seconds
-            notices = [*(plan.reasons if plan else ()), *self._notices.values()]
+            reasons = [*(plan.reasons if plan else ()), *self._findings.values()]
+            fraction, limits, refused = self._fraction, self._limits, dict(self._refused)
+        yield Sample("stratad_loaded_ratio", fraction if parts is None else 1.0)
+        yield Sample("stratad_queue_capacity", limits.max_queue, (self.model_name,))
+        yield Sample("stratad_placement_check_interval_seconds", limits.placement_check_seconds)
         if plan is not None:
-            yield Sample("stratad_plan_info", 1, (plan.policy, plan.fingerprint))
-        for code, effect in sorted({(notice.code, notice.effect) for notice in notices}):
-            yield Sample("stratad_plan_reason", 1, (code, effect))
+            labels = (plan.policy, plan.fingerprint, plan.confidence, plan.arena_scope)
+            yield Sample("stratad_plan_info", 1, labels)
+        yield from reason_samples(reasons)
+        yield from refusal_samples(refused, self.model_name)
         if check is not None:
             yield from check_samples(check, age_seconds)
         if parts is not None:
-            yield from engine_samples(parts.engine.status(), self.model_name)
+            yield Sample("stratad_stalled_seconds", parts.engine.stalled_seconds())
+            status, context_tokens = parts.engine.status(), parts.runner.context_tokens
+            yield from engine_samples(status, context_tokens, self.model_name)
             yield from counter_samples(parts.runner.counters())
 
     def _settle_state(self) -> None:
@@ -254,6 +280,15 @@ class Service:
             if self._parts is None:
                 raise NotAccepting(f"the model is not served now: {self._state.value}, {self._stage}")
             return self._parts
+
+
+def _reason_document(reason: Reason) -> dict[str, object]:
+    return {
+        "code": reason.code,
+        "effect": reason.effect.value,
+        "message": reason.message,
+        "remedy": reason.remedy,
+    }
 
 
 def _decode_document(engine: Engine) -> dict[str, object]:

@@ -27,16 +27,18 @@ from stratad.engine import Engine
 from stratad.engine_status import EngineSettings
 from stratad.errors import LoadCancelled, PlacementError, StratadError, render_error
 from stratad.facts import machine_facts
-from stratad.metrics import Metrics
+from stratad.machine_watch import MachineWatch
+from stratad.metrics import Metrics, Sample
 from stratad.model import ModelFacts, read_model_facts
 from stratad.native_runner import NativeRunner
+from stratad.own_unit import restart_count
 from stratad.pinning import PinWatch
-from stratad.placement_watch import PlacementWatch, log_placement, note_placement, notice_repair, repair
+from stratad.placement_watch import PlacementWatch, log_placement, note_placement, repair, tell_repair
 from stratad.reload import reloaded, settings_that_differ
 from stratad.runner import ModelRunner
 from stratad.runtime_directory import publish_plan, published, runtime_directory
 from stratad.server import HttpServer, ServerSettings, create_app, open_listener
-from stratad.service import Notice, PlanSummary, Service, ServiceLimits, ServingParts
+from stratad.service import PlanSummary, Service, ServiceLimits, ServingParts
 from stratad.service_samples import node_memory_samples
 from stratad.slot_memory import with_fitting_slots
 from stratad.starting_plan import DEGRADING_CODES, decide_plan, starting_plan
@@ -82,9 +84,9 @@ def run_daemon(
             findings = (*findings, reduction)
         # Before any other thread starts: each inherits its memory policy from the one that starts it.
         apply_process_memory(plan.process_memory)
-        service, metrics = _open_service(configuration, topology)
+        service, metrics = _open_service(configuration, environment, topology)
         for reason in findings:
-            service.notice(_notice(reason), degrades=reason.code in DEGRADING_CODES)
+            service.found(reason, degrades=reason.code in DEGRADING_CODES)
         with _listening(configuration, environment, service, metrics) as (server, directory):
             loading = _Loading(configuration, topology, model, directory, service, notifier, stop)
             with _loaded(loading, plan) as runner, _started_engine(configuration, runner, metrics) as engine:
@@ -98,7 +100,9 @@ def run_daemon(
     journal.inform("stopped")
 
 
-def _open_service(configuration: Configuration, topology: Topology) -> tuple[Service, Metrics]:
+def _open_service(
+    configuration: Configuration, environment: Environment, topology: Topology
+) -> tuple[Service, Metrics]:
     """The service in its state of loading, and the metrics that read it."""
     name = configuration.model.name or configuration.model.path.stem
     service = Service(name, _version(), _limits(configuration))
@@ -106,6 +110,9 @@ def _open_service(configuration: Configuration, topology: Topology) -> tuple[Ser
     metrics.add_source(service.samples)
     tree, node_ids = Tree(Path("/")), [node.node_id for node in topology.nodes]
     metrics.add_source(lambda: node_memory_samples(tree, node_ids))
+    restarts = restart_count(tree) if environment.notify_socket else None
+    if restarts is not None:
+        metrics.add_source(lambda: [Sample("stratad_service_restarts_total", restarts)])
     return service, metrics
 
 
@@ -114,6 +121,8 @@ def _limits(configuration: Configuration) -> ServiceLimits:
         limit_ratio=configuration.placement.limit_ratio,
         placement_sample_pages=configuration.metrics.placement_sample_pages,
         stall_seconds=configuration.systemd.stall_seconds,
+        placement_check_seconds=configuration.metrics.placement_check_seconds,
+        max_queue=configuration.server.max_queue,
     )
 
 
@@ -167,7 +176,7 @@ class _Loading:
         for reason in runner.reasons:
             write = journal.warn_line if reason.effect is Effect.WARNS else journal.inform_line
             write(reason_log_line(reason))
-            self.service.notice(_notice(reason), degrades=reason.code in DEGRADING_CODES)
+            self.service.found(reason, degrades=reason.code in DEGRADING_CODES)
         return runner
 
     def plan_again(self, policy: Policy) -> Plan:
@@ -223,7 +232,7 @@ def _check(runner: ModelRunner, loading: _Loading) -> PlacementCheck:
     check = _sample(runner, loading)
     if check.is_met or not loading.configuration.placement.repair:
         return check
-    notice_repair(loading.service, repair(runner.repair_placement))
+    tell_repair(loading.service, repair(runner.repair_placement))
     return _sample(runner, loading)
 
 
@@ -239,7 +248,7 @@ def _sample(runner: ModelRunner, loading: _Loading) -> PlacementCheck:
 
 def _fallback_plan(loading: _Loading, policy: Policy, check: PlacementCheck) -> Plan:
     message = f"placement was verified at {check.worst_ratio:.4f}; planned again with {policy.value}"
-    loading.service.notice(Notice("placement-fallback", "warns", message))
+    loading.service.found(Reason("placement-fallback", Effect.WARNS, message))
     journal.warn("placement", message)
     return loading.plan_again(policy)
 
@@ -277,7 +286,7 @@ def _chat_template(runner: ModelRunner, service: Service) -> ChatTemplate:
     if problem is not None:
         message = f"{problem}; {FALLBACK_TEMPLATE_NAME} is used"
         journal.inform("chat template", message)
-        service.notice(Notice("chat-template-fallback", "informs", message))
+        service.found(Reason("chat-template-fallback", Effect.INFORMS, message))
     return template
 
 
@@ -288,6 +297,7 @@ def _watched(
     """Placement is checked again and again, and the supervisor hears signs of life."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(PinWatch(service, configuration.placement.pin_check_seconds))
+        stack.enter_context(MachineWatch(service, configuration.metrics.placement_check_seconds))
         stack.enter_context(
             PlacementWatch(
                 service,
@@ -356,12 +366,14 @@ def _drain(
 
 
 def _summary(plan: Plan, document: dict[str, object]) -> PlanSummary:
-    reasons = tuple(_notice(reason) for reason in plan.reasons)
-    return PlanSummary(plan.policy.value, plan.fingerprint, reasons, document)
-
-
-def _notice(reason: Reason) -> Notice:
-    return Notice(reason.code, reason.effect.value, reason.message, reason.remedy)
+    return PlanSummary(
+        plan.policy.value,
+        plan.fingerprint,
+        plan.reasons,
+        document,
+        plan.confidence.value,
+        plan.arena_scope.value,
+    )
 
 
 def _version() -> str:
