@@ -38,8 +38,8 @@ Exit status: 0 when nothing is worse than a warning (with `--strict`: than a hin
 or a warning), 3 when no plan suits, 4 when the running daemon's pages are below their limit, 2 for a wrong option.
 
 A source named `seed`, `pub` or `trap` is a field report, by the number of its public issue; those with measured arms
-are in [PLANNER.md](PLANNER.md), and tests carry the same names. "Lab" is [LAB.md](LAB.md). Where a row says that nothing
-was measured, nothing was. The finding itself names the commands, with this machine's numbers.
+are in [PLANNER.md](PLANNER.md), and tests carry the same names. "Lab" is [LAB.md](LAB.md). Where a row says that
+nothing was measured, nothing was. The finding itself names the commands, with this machine's numbers.
 """
 
 
