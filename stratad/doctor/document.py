@@ -15,10 +15,12 @@ _HEAD = """\
 
 Generated from the checks in `stratad/doctor/` by `pytest tests/golden --update-golden`; do not edit.
 
+<!-- block: runs -->
 ```sh
 stratactl doctor                              # this machine and the configured service
 stratactl doctor --config my.toml             # with the arena of that configuration's model
-stratactl doctor --root machine.tar.xz        # a machine that `stratactl capture` wrote down
+stratactl capture machine.tar.xz
+stratactl doctor --root machine.tar.xz        # a machine that was written down, here or elsewhere
 stratactl doctor --all                        # also what is fine, and what could not be looked at
 stratactl doctor --json                       # one JSON document
 ```
