@@ -72,6 +72,8 @@ def gather(question: Question, live: LiveAnswers) -> MachineFacts:
     if service.unit is not None and question.root.is_dir():
         process_id = service.running.process_id if service.running else None
         planned_topology = service_topology(SLICE, process_id, question.root)
+        # What the vendor's library told of their nodes; asked once.
+        planned_topology = replace(planned_topology, accelerators=topology.accelerators)
     surroundings = read_surroundings(files, service_process_ids(files))
     facts = MachineFacts(
         topology=topology,

@@ -21,6 +21,8 @@ def memory_limit(facts: MachineFacts) -> Finding:
         facts.planned_topology.limits.memory_limit_bytes,
         None if running is None else running.limits.memory_limit_bytes,
         size_setting(unit.get("MemoryMax"), facts.topology.memory_total_bytes),
+        # Past MemoryHigh= the kernel does not kill, it takes pages away as fast as they are touched.
+        size_setting(unit.get("MemoryHigh"), facts.topology.memory_total_bytes),
     )
     limit = min((size for size in limits if size is not None), default=None)
     wanted = facts.wanted_bytes
@@ -38,7 +40,10 @@ def memory_limit(facts: MachineFacts) -> Finding:
         Severity.ERROR,
         f"arena and other buffers need {format_bytes(wanted)}, the cgroup allows {format_bytes(limit)}",
         evidence,
-        ("sudo systemctl set-property stratad.service MemoryMax=infinity", "or raise the container's limit"),
+        (
+            "sudo systemctl set-property stratad.service MemoryMax=infinity MemoryHigh=infinity",
+            "in a container: raise its memory limit",
+        ),
     )
 
 

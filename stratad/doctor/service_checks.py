@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from planner import Effect, MemoryMode, Plan, Topology, machine_fingerprint
@@ -13,6 +14,11 @@ from stratad.doctor.facts import MachineFacts, RunningService
 from stratad.stored_plan import unit_differences
 
 _APPLY = "sudo stratactl apply"
+# Settings that no unit of a pool should have, and what they do.
+_HARMFUL: Mapping[str, str] = {
+    "CPUQuota": "stops workers in the middle of a layer",
+    "AllowedMemoryNodes": "turns a full node into a killed service",
+}
 
 
 def configuration(facts: MachineFacts) -> Finding:
@@ -153,10 +159,8 @@ def unit_overridden(facts: MachineFacts) -> Finding:
     if unit is None:
         return fine("no unit is installed: the daemon is run by hand")
     problems = [
-        *_against_daemon(unit.get("Type"), unit.get("CPUQuota"), unit.get("AllowedMemoryNodes")),
-        *_against_plan(
-            facts.applied.plan, unit.get("AllowedCPUs"), unit.get("NUMAPolicy"), unit.get("NUMAMask")
-        ),
+        *_against_daemon(unit),
+        *_against_plan(facts.applied.plan, unit),
     ]
     if not problems:
         return fine("the unit's settings are those of stratad")
@@ -168,33 +172,37 @@ def unit_overridden(facts: MachineFacts) -> Finding:
     )
 
 
-def _against_daemon(kind: str | None, quota: str | None, nodes: str | None) -> list[str]:
+def _against_daemon(unit: Mapping[str, str]) -> list[str]:
+    kind, score = unit.get("Type", "simple"), unit.get("OOMScoreAdjust", "0")
     found = []
     if kind != "notify":
-        found.append(f"Type={kind or 'simple'} does not wait for the placement check, notify does")
-    if quota is not None:
-        found.append(f"CPUQuota={quota} stops workers in the middle of a layer")
-    if nodes is not None:
-        found.append(f"AllowedMemoryNodes={nodes} turns a full node into a killed service")
+        found.append(f"Type={kind} does not wait for the placement check, notify does")
+    if score.isdigit() and int(score) > 0:
+        found.append(f"OOMScoreAdjust={score} has the service killed before others")
+    for name, what in _HARMFUL.items():
+        if name in unit:
+            found.append(f"{name}={unit[name]} {what}")
     return found
 
 
-def _against_plan(
-    plan: Plan | None, allowed_cpus: str | None, numa_policy: str | None, numa_mask: str | None
-) -> list[str]:
+def _against_plan(plan: Plan | None, unit: Mapping[str, str]) -> list[str]:
     if plan is None or not is_drop_in_needed(plan):
         return []
-    memory, found = plan.process_memory, []
-    if parse_id_list((allowed_cpus or "").replace(" ", ",")) != plan_cpu_ids(plan):
-        found.append(
-            f"AllowedCPUs={allowed_cpus or ''} is not the plan's {format_id_list(plan_cpu_ids(plan))}"
-        )
-    wanted = None if memory.mode is MemoryMode.DEFAULT else memory.mode.value
-    if numa_policy != wanted:
-        found.append(f"NUMAPolicy={numa_policy or ''} is not the plan's {wanted or 'default'}")
-    elif wanted is not None and parse_id_list((numa_mask or "").replace(" ", ",")) != memory.node_ids:
-        found.append(f"NUMAMask={numa_mask or ''} is not the plan's {format_id_list(memory.node_ids)}")
-    return found
+    memory = plan.process_memory
+    wanted = {"AllowedCPUs": format_id_list(plan_cpu_ids(plan))}
+    if memory.mode is not MemoryMode.DEFAULT:
+        wanted |= {"NUMAPolicy": memory.mode.value, "NUMAMask": format_id_list(memory.node_ids)}
+    return [
+        f"{name}={unit.get(name, '')} is not the plan's {value}"
+        for name, value in wanted.items()
+        if _same_form(unit.get(name, "")) != _same_form(value)
+    ]
+
+
+def _same_form(value: str) -> str:
+    """Give a list of CPUs or nodes in the one form that compares; systemd also takes blanks between them."""
+    ids = parse_id_list(value.replace(" ", ","))
+    return value if ids is None else format_id_list(ids)
 
 
 def service_killed(facts: MachineFacts) -> Finding:

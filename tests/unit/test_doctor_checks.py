@@ -211,6 +211,7 @@ SICK: tuple[tuple[str, str, Severity, Spoil], ...] = (
     ),
     ("arena-exceeds-cgroup-limit", "75 GiB", ERROR, files({f"{GROUP}/memory.max": str(75 * GIB)})),
     ("arena-exceeds-cgroup-limit", "MemoryMax=75G", ERROR, files({DROP_IN: "[Service]\nMemoryMax=75G"})),
+    ("arena-exceeds-cgroup-limit", "MemoryHigh=50%", ERROR, files({DROP_IN: "[Service]\nMemoryHigh=50%"})),
     (
         "arena-not-locked",
         "8 MiB",
@@ -365,6 +366,7 @@ SICK: tuple[tuple[str, str, Severity, Spoil], ...] = (
     ("workers-displaced", "roams", WARNING, files({WORKER_5: "Cpus_allowed_list:\t0-23"})),
     ("unit-overridden", "Type=simple", WARNING, unit("Type=notify", "Type=simple")),
     ("unit-overridden", "CPUQuota=", WARNING, files({DROP_IN: "[Service]\nCPUQuota=400%"})),
+    ("unit-overridden", "first to be killed", WARNING, files({DROP_IN: "[Service]\nOOMScoreAdjust=500"})),
     ("unit-overridden", "other CPUs", WARNING, files({DROP_IN: "[Service]\nAllowedCPUs=0-3"})),
     ("unit-overridden", "other policy", WARNING, files({DROP_IN: "[Service]\nNUMAPolicy=bind"})),
     ("unit-overridden", "other mask", WARNING, files({DROP_IN: "[Service]\nNUMAMask=0"})),
@@ -465,6 +467,11 @@ WELL: tuple[tuple[str, str, Spoil], ...] = (
     ),
     ("iommu-translated", "no GPU", files({f"{GPU}/class": None, "/sys/kernel/iommu_groups/0/type": "DMA"})),
     ("unit-overridden", "an own drop-in", files({DROP_IN: "[Service]\nNice=-5\nCPUWeight=900"})),
+    (
+        "unit-overridden",
+        "the same CPUs in other words",
+        files({DROP_IN: "[Service]\nAllowedCPUs=0-11 13-20 21-23"}),
+    ),
     ("unit-overridden", "reset", files({DROP_IN: "[Service]\nCPUQuota=400%\nCPUQuota="})),
     (
         "placement-below-limit",
