@@ -40,6 +40,8 @@ COMMANDS: Mapping[str, CommandEntry] = {
     ),
     "status": CommandEntry("stratad.cli.status", "status", "Show what the running daemon does."),
     "verify": CommandEntry("stratad.cli.verify", "verify", "Check where the running daemon's pages lie."),
+    "bench": CommandEntry("stratad.cli.bench", "bench", "Measure this machine for the planner."),
+    "tune": CommandEntry("stratad.cli.tune", "tune", "Judge policies end to end on your model."),
 }
 
 
