@@ -313,23 +313,13 @@ def _require_alone() -> None:
     )
 
 
-class _Ended(DaemonError):
-    """A signal asked the judge to end."""
-
-    exit_status = 130
-    default_summary = "the tuning was ended"
-
-
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[None]:
     """Lets SIGTERM and SIGHUP unwind as Ctrl-C does: children end, files go, a stopped service starts again."""
 
     def end(number: int, frame: FrameType | None) -> None:
-        raise _Ended(
-            tried="comparing arms",
-            because=f"{signal.Signals(number).name} came",
-            remedy="run it again; nothing was kept, and nothing of it is left",
-        )
+        # No error of ours: nothing may take it for an arm's failure.
+        raise KeyboardInterrupt
 
     former = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:

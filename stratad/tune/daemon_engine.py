@@ -24,6 +24,7 @@ from stratad.errors import DaemonError, one_line
 from stratad.model import ModelFacts
 from stratad.runtime_directory import read_running
 from stratad.tune.arms import PlannedArm
+from stratad.tune.child import HELD_SIGNALS
 from stratad.tune.client import ask
 from stratad.tune.prompts import WARM_UP, Questions
 from stratad.tune.trial import ArmFailed, Trial
@@ -149,19 +150,25 @@ def _daemon(folder: Path, arm: PlannedArm, configuration: Configuration) -> Iter
         (folder / "log").open("wb") as log,
     ):
         notifications.bind(str(notify_path))
-        # A session of its own: Ctrl-C reaches the judge, who then ends the child in order.
-        process = subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=log,
-            start_new_session=True,
-        )
+        # A signal that came while the child is made would lose it: it waits until somebody looks after it.
+        former = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_SIGNALS)
+        process = None
         try:
+            # A session of its own: Ctrl-C reaches the judge, who then ends the child in order.
+            process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                start_new_session=True,
+            )
+            signal.pthread_sigmask(signal.SIG_SETMASK, former)
             yield _Child(process, notifications, folder)
         finally:
-            _end(process)
+            signal.pthread_sigmask(signal.SIG_SETMASK, former)
+            if process is not None:
+                _end(process)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
