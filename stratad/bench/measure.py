@@ -27,8 +27,9 @@ DEFAULT_NODE_BYTES = 1 << 30
 LEAST_NODE_BYTES = 64 << 20
 # Well past the last cache, and no more than is needed to be.
 CACHE_MULTIPLE = 8
-# A run that takes this much longer than allowed is not going to end in time.
+# A run that takes this much longer than allowed, and some, is not going to end in time.
 PATIENCE = 3.0
+GRACE_SECONDS = 30.0
 
 # Called before each step with what it is, and how much is done, 0 to 1.
 Report = Callable[[str, float], None]
@@ -153,7 +154,7 @@ class _Samples:
 
     def _step(self, name: str, case_name: str) -> None:
         elapsed = self._elapsed
-        if elapsed > PATIENCE * self._bounds.seconds:
+        if elapsed > PATIENCE * self._bounds.seconds + GRACE_SECONDS:
             raise BenchmarkRefused(
                 tried=f"measuring within {self._bounds.seconds:g} seconds",
                 because=f"{elapsed:.0f} seconds have passed and there are no {LEAST_ROUNDS} rounds yet",

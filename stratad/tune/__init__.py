@@ -1,6 +1,6 @@
 """`stratactl tune`: policies judged end to end, by real starts of the engine on the user's model and prompts.
 
-The only measurement that overrules a choice of the planner's (ADR 0012, ADR 0031).
+The only measurement that overrules a choice of the planner's (ADR 0012, ADR 0018).
 """
 
 from __future__ import annotations
