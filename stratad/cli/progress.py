@@ -33,13 +33,6 @@ class Progress:
             self._said_seconds = now_seconds
             click.echo(f"progress  {fraction:4.0%} {what}", err=True)
 
-    def say(self, line: str) -> None:
-        """A line that stays."""
-        if self._is_quiet:
-            return
-        self.clear()
-        click.echo(line, err=True)
-
     def clear(self) -> None:
         """Takes the bar off the terminal."""
         if self._is_terminal and not self._is_quiet:

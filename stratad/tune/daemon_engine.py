@@ -205,6 +205,7 @@ def _measured(endpoint: str, setting: Setting) -> Trial:
         local_ratio=placement["worst_ratio"],
         answer_digest=hashlib.sha256(text.encode()).hexdigest()[:16],
         cached_tokens=sum(timing["cache_n"] for timing in timings),
+        decode_steps=steps,
     )
 
 

@@ -101,13 +101,16 @@ class Judge:
         self._limits, self._seed = limits, seed
         self._open = list(arms)
         self._block_count = 0
+        self._start_count = 0
+        self._elapsed_seconds = 0.0
 
     def run(self, engine: TrialEngine, clock: Callable[[], float], report: Report) -> Outcome:
         """Start arms, block after block; see `stop_reason` for the end."""
         start_seconds = clock()
 
         def is_late() -> bool:
-            return clock() - start_seconds >= self._limits.seconds
+            self._elapsed_seconds = clock() - start_seconds
+            return self._elapsed_seconds >= self._limits.seconds
 
         because = self._stop_reason(is_late=is_late())
         while because is None:
@@ -119,7 +122,7 @@ class Judge:
                     break
                 report(
                     f"block {self._block_count + 1}, start {place + 1} of {len(order)}: {arm}",
-                    (clock() - start_seconds) / self._limits.seconds,
+                    self._elapsed_seconds / self._limits.seconds,
                 )
                 self._try(arm, engine)
             self._close_block()
@@ -134,6 +137,7 @@ class Judge:
         record = self._records[arm]
         if record.failure is not None:
             return
+        self._start_count += 1
         try:
             trial = engine.try_arm(arm)
         except ArmFailed as failure:
@@ -170,9 +174,15 @@ class Judge:
             self._open = [arm for arm in self._open if arm not in slower]
         if self._block_count >= self._limits.blocks:
             return f"{self._block_count} blocks were measured"
-        if is_late:
+        return self._time_is_up() if is_late else None
+
+    def _time_is_up(self) -> str:
+        """Says so, and where that was too early to judge, how long the least number of blocks would take."""
+        if self._block_count >= LEAST_BLOCKS or self._start_count == 0:
             return "the time is up"
-        return None
+        starts = 2 * len(self._open) * LEAST_BLOCKS
+        minutes = math.ceil(self._elapsed_seconds / self._start_count * starts / 60)
+        return f"the time is up; {LEAST_BLOCKS} blocks of {len(self._open)} arms take about {minutes} minutes"
 
     def _leader(self) -> str | None:
         """The arm with the best mean, over the blocks that all open arms have."""

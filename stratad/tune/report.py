@@ -9,6 +9,9 @@ from planner import Objective
 from stratad.tune.judge import EQUAL_SHARE, Decision, Outcome, Record
 from stratad.tune.statistics import CONFIDENCE, RatioInterval
 
+# A rate of fewer steps than this rests on less than a second even of a slow model.
+FEW_STEPS = 32
+
 
 def report_lines(outcome: Outcome, reference: str, objective: Objective) -> list[str]:
     """Give the report, without where it was written."""
@@ -22,6 +25,13 @@ def report_lines(outcome: Outcome, reference: str, objective: Objective) -> list
     reused = sum(trial.cached_tokens for record in outcome.records for trial in record.trials)
     if reused:
         lines.append(f"note      {reused} prompt tokens were reused, not computed: prompts begin alike")
+    steps = [
+        trial.decode_steps for record in outcome.records for trial in record.trials if trial.decode_steps
+    ]
+    if steps and min(steps) < FEW_STEPS:
+        lines.append(
+            f"note      a start decoded {min(steps)} steps only, because answers ended: ask for more with other prompts"
+        )
     lines.append(f"stopped   {outcome.stopped_because}, after {outcome.block_count} whole blocks")
     lines.append(f"decision  {decision_text(outcome, reference)}")
     return lines

@@ -15,6 +15,7 @@ class Trial:
 
     `local_ratio` is the lowest of all placed slices, None where nothing is placed. `answer_digest` names the tokens
     that came out: arms that computed the same have the same. `cached_tokens` were not computed but reused.
+    `decode_steps` is how many steps the decode rate rests on.
     """
 
     decode_tokens_per_second: float
@@ -22,6 +23,7 @@ class Trial:
     local_ratio: float | None = None
     answer_digest: str = ""
     cached_tokens: int = 0
+    decode_steps: int | None = None
 
     def speed(self, objective: Objective) -> float:
         """What the objective favours, in tokens a second; balanced is the geometric mean of both."""

@@ -172,7 +172,8 @@ def test_no_arm_starts_after_the_time_is_up_and_half_a_block_is_dropped(starts: 
     assert outcome.block_count == 1
     assert len(outcome.record("one").trials) == len(outcome.record("two").trials) == 2
     assert outcome.decision is Decision.UNDECIDED
-    assert outcome.stopped_because == "the time is up"
+    # Two arms, twice in each of three blocks, a minute each.
+    assert outcome.stopped_because == "the time is up; 3 blocks of 2 arms take about 12 minutes"
 
 
 def test_the_objective_says_which_speed_counts() -> None:
