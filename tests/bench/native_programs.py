@@ -64,12 +64,11 @@ def run_program(name: str, *arguments: str) -> Iterator[str]:
         raise SystemExit(f"{name} ended with status {process.returncode}")
 
 
-def kernel_rows(types: Sequence[str], rounds: int) -> list[KernelRow]:
-    """Every kernel that this CPU runs, for each type, with 1 and 2 workers, 1 and 4 tokens."""
+def kernel_rows(types: Sequence[str], rounds: int, *options: str) -> list[KernelRow]:
+    """Every kernel that this CPU runs, for each type, with 1 and 2 workers, 1 and 4 tokens; see kernel_bench.cpp."""
     arguments = [word for name in types for word in ("--type", name)]
-    return [
-        KernelRow.parse(line) for line in run_program("kernel_bench", *arguments, "--rounds", str(rounds))
-    ]
+    lines = run_program("kernel_bench", *arguments, "--rounds", str(rounds), *options)
+    return [KernelRow.parse(line) for line in lines]
 
 
 def kernel_results(rows: Sequence[KernelRow]) -> list[Measured]:

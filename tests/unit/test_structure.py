@@ -66,9 +66,20 @@ def test_only_sysfs_opens_files_in_the_planner() -> None:
             assert not called_names(path) & opening, name_of(path)
 
 
-def test_only_two_files_import_the_native_module() -> None:
+def test_the_doctors_checks_read_nothing() -> None:
+    """Facts in, finding out: only its readers and its questions to the live machine see files or processes."""
+    seeing = {"Tree", "MachineFiles", "subprocess", "pathlib.Path", "stratad.apply"}
+    for path in PYTHON_FILES:
+        if path.parent.name == "doctor" and path.name.endswith("_checks.py"):
+            used = imported_modules(path)
+            assert not {module for module in used if module.split(".")[-1] in seeing or module in seeing}, (
+                name_of(path)
+            )
+
+
+def test_only_three_files_import_the_native_module() -> None:
     users = {name_of(path) for path in PYTHON_FILES if "stratad._native" in imported_modules(path)}
-    assert users == {"stratad/apply.py", "stratad/native_runner.py"}
+    assert users == {"stratad/apply.py", "stratad/bench/native_probe.py", "stratad/native_runner.py"}
 
 
 def test_the_environment_is_read_in_the_configuration_only() -> None:
@@ -92,7 +103,7 @@ LAYERS = {
     "stratad/runner.py": set(),
     "stratad/verify.py": {"stratad.runner", "planner"},
     "stratad/schedule.py": set(),
-    "stratad/slots.py": {"stratad.generation", "stratad.prompt", "stratad.runner"},
+    "stratad/slots.py": {"stratad.engine_status", "stratad.generation", "stratad.prompt", "stratad.runner"},
     "stratad/request_queue.py": {"stratad.engine_status", "stratad.generation", "stratad.waiting_line"},
     "stratad/waiting_line.py": {"stratad.generation"},
     "stratad/decoding.py": {
@@ -127,6 +138,16 @@ LAYERS = {
         "stratad.runner",
     },
 }
+
+
+def test_judging_and_concluding_touch_no_machine() -> None:
+    """What decides is pure: no clock, no file, no process, no native side."""
+    pure = ["bench/cases.py", "bench/conclude.py", "bench/results.py", "tune/judge.py", "tune/statistics.py"]
+    for name in pure:
+        path = ROOT / "stratad" / name
+        forbidden = {"time", "os", "pathlib", "subprocess", "socket", "stratad._native"}
+        assert not imported_modules(path) & forbidden, name
+        assert "open" not in called_names(path), name
 
 
 @pytest.mark.parametrize("layer", sorted(LAYERS))
