@@ -141,7 +141,8 @@ class RequestQueue:
 
     def _retry_seconds(self) -> int:
         """About how long one request takes until its place is free, from the requests answered so far."""
-        answered = sum(self._totals.finish_reasons.values())
+        # Those that were crowded out of the queue never had a place.
+        answered = self._totals.finish_reasons.total() - self._totals.finish_reasons[QueueFull.code]
         busy_seconds = self._totals.decode_seconds + self._totals.prefill_seconds
         return max(1, round(busy_seconds / answered)) if answered else _DEFAULT_RETRY_SECONDS
 
