@@ -7,6 +7,7 @@ from stratad.config.reading import load_configuration, parse_configuration
 from stratad.config.sections import (
     ArenaSection,
     Configuration,
+    GpuSection,
     KernelChoice,
     MetricsSection,
     ModelSection,
@@ -23,6 +24,7 @@ __all__ = [
     "ArenaSection",
     "Configuration",
     "Environment",
+    "GpuSection",
     "KernelChoice",
     "MetricsSection",
     "ModelSection",
