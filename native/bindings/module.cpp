@@ -340,6 +340,7 @@ void bind_model(py::module_& module) {
 }
 
 void bind_context(py::module_& module) {
+  module.attr("DEVICE_FAILED") = kDeviceFailed;
   py::class_<Batch>(module, "Batch")
       .def(py::init<>())
       .def("add", &Batch::add, py::arg("token"), py::arg("position"), py::arg("sequence") = 0,

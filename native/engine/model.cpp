@@ -80,6 +80,15 @@ llama_model* load_llama_model(const ModelOptions& options, llama_model_params pa
   throw ModelLoadError("llama.cpp cannot load " + options.paths.front() + ": " + take_llama_log());
 }
 
+// Layers by free memory, as llama.cpp would have it; but it divides by zero where nothing is free.
+std::vector<float> shares_of(const GpuOffload& gpu) {
+  std::vector<float> shares;
+  for (const InnerDevice& device : gpu.inner_devices())
+    shares.push_back(static_cast<float>(device.free_bytes) + 1);
+  shares.resize(llama_max_devices());
+  return shares;
+}
+
 void bind(GpuOffload& gpu, const LoadSession& session, const llama_model* model) {
   std::vector<GpuOffload::NamedTensor> experts, others;
   for (const DeferredTensor& deferred : session.tensors())
@@ -110,11 +119,14 @@ std::shared_ptr<Model> Model::load(const ModelOptions& options, std::shared_ptr<
       {has_all ? kWeightTensors : kExpertTensors, arena_buffer_type()}, {nullptr, nullptr}};
   parameters.tensor_buft_overrides = overrides;
   std::vector<ggml_backend_dev_t> devices;
+  std::vector<float> shares;
   if (options.gpu) {
     if (has_all) throw std::invalid_argument("with a GPU the arena holds experts only");
     devices = options.gpu->devices();
     parameters.devices = devices.data();
     parameters.n_gpu_layers = options.gpu_layer_count;
+    shares = shares_of(*options.gpu);
+    parameters.tensor_split = shares.data();
   }
   std::shared_ptr<Model> model(new Model(load_llama_model(options, parameters, progress),
                                          has_all ? DeviceMode::kOwn : DeviceMode::kStructural));
