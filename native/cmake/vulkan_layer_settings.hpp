@@ -1,13 +1,14 @@
 // The three names of VK_EXT_layer_settings that ggml-vulkan uses, for Vulkan headers older than 1.3.272.
 //
 // ggml fills them for the validation layer only; a loader that does not know the structure skips it by its
-// type.
+// type. vulkan.hpp itself is not included: ggml first says how that header is to dispatch its calls.
 #pragma once
+#include <vulkan/vulkan_core.h>
+
 #include <cstdint>
 #include <vector>
-#include <vulkan/vulkan.hpp>
 
-namespace VULKAN_HPP_NAMESPACE {
+namespace vk {
 enum class LayerSettingTypeEXT : std::uint32_t { eBool32 = 0 };
 
 struct LayerSettingEXT {
@@ -26,4 +27,4 @@ struct LayerSettingsCreateInfoEXT {
   std::uint32_t settingCount;
   const LayerSettingEXT* pSettings;
 };
-}  // namespace VULKAN_HPP_NAMESPACE
+}  // namespace vk

@@ -9,7 +9,7 @@
 
 #include "ggml-backend.h"
 #include "ggml.h"
-#include "gpu/modules.hpp"
+#include "gpu/inner_device.hpp"
 
 namespace stratad {
 namespace {
@@ -26,8 +26,8 @@ using Piece = std::span<const std::byte>;
 
 class Target {
  public:
-  explicit Target(const GpuDevice& device)
-      : backend_(ggml_backend_dev_init(device.handle, nullptr), ggml_backend_free),
+  explicit Target(const InnerDevice& device)
+      : backend_(ggml_backend_dev_init(device.device, nullptr), ggml_backend_free),
         buffer_(nullptr, ggml_backend_buffer_free),
         graph_(ggml_init({kTargets * ggml_tensor_overhead(), nullptr, true}), ggml_free) {
     if (!backend_) throw std::runtime_error(device.name + " cannot be opened");
@@ -63,13 +63,19 @@ class Target {
   ggml_tensor* tensors_[kTargets] = {};
 };
 
+InnerDevice device_named(const std::string& name) {
+  for (InnerDevice& device : inner_devices())
+    if (device.name == name) return std::move(device);
+  throw std::invalid_argument("no GPU is called '" + name + "'");
+}
+
 }  // namespace
 
 double measure_copy_rate(const Arena& arena, int slice, const std::string& device_name, size_t limit_bytes) {
   if (slice < 0 || slice >= static_cast<int>(arena.layout().slices.size()))
     throw std::invalid_argument("the arena has no slice " + std::to_string(slice));
   const std::vector<Piece> pieces = arena.slice_pieces(slice);
-  Target target(gpu_device(device_name));
+  Target target(device_named(device_name));
   target.copy(pieces, std::min(limit_bytes, kWarmBytes));
   const auto start = std::chrono::steady_clock::now();
   const size_t copied = target.copy(pieces, limit_bytes);

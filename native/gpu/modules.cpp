@@ -3,31 +3,12 @@
 #include <dlfcn.h>
 
 #include <cstdlib>
-#include <stdexcept>
 
+#include "ggml-backend.h"
 #include "ggml.h"
-#include "gpu/host_registration.hpp"
 
 namespace stratad {
 namespace {
-
-GpuDevice describe(ggml_backend_dev_t device) {
-  ggml_backend_dev_props properties{};
-  ggml_backend_dev_get_props(device, &properties);
-  ggml_backend_reg_t registry = ggml_backend_dev_backend_reg(device);
-  GpuDevice described;
-  described.handle = device;
-  described.name = ggml_backend_dev_name(device);
-  described.description = ggml_backend_dev_description(device);
-  described.backend = ggml_backend_reg_name(registry);
-  if (properties.device_id != nullptr && *properties.device_id != '\0')
-    described.device_id = properties.device_id;
-  described.memory_free_bytes = properties.memory_free;
-  described.memory_total_bytes = properties.memory_total;
-  described.is_integrated = ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_IGPU;
-  described.can_register_host = can_register_host(registry);
-  return described;
-}
 
 // What ggml warns of while this lives, instead of where it usually goes.
 class Overheard {
@@ -84,23 +65,6 @@ GpuModule load_gpu_module(const std::string& path) {
   module.device_count = ggml_backend_reg_dev_count(registry);
   if (module.device_count == 0) module.error = log.text();
   return module;
-}
-
-std::vector<GpuDevice> gpu_devices() {
-  std::vector<GpuDevice> devices;
-  for (size_t index = 0; index < ggml_backend_dev_count(); ++index) {
-    ggml_backend_dev_t device = ggml_backend_dev_get(index);
-    const auto type = ggml_backend_dev_type(device);
-    if (type == GGML_BACKEND_DEVICE_TYPE_GPU || type == GGML_BACKEND_DEVICE_TYPE_IGPU)
-      devices.push_back(describe(device));
-  }
-  return devices;
-}
-
-GpuDevice gpu_device(const std::string& name) {
-  for (GpuDevice& device : gpu_devices())
-    if (device.name == name) return std::move(device);
-  throw std::invalid_argument("no GPU is called '" + name + "'");
 }
 
 }  // namespace stratad
