@@ -7,6 +7,8 @@ from stratad.config.reading import load_configuration, parse_configuration
 from stratad.config.sections import (
     ArenaSection,
     Configuration,
+    GpuMode,
+    GpuSection,
     KernelChoice,
     MetricsSection,
     ModelSection,
@@ -23,6 +25,8 @@ __all__ = [
     "ArenaSection",
     "Configuration",
     "Environment",
+    "GpuMode",
+    "GpuSection",
     "KernelChoice",
     "MetricsSection",
     "ModelSection",

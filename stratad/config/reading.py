@@ -62,8 +62,13 @@ def parse_configuration(document: Mapping[str, Any], path: Path) -> Configuratio
 
 
 def _anchored(configuration: Configuration, folder: Path) -> Configuration:
-    """The same configuration with its model path made absolute from `folder`."""
-    return replace(configuration, model=replace(configuration.model, path=folder / configuration.model.path))
+    """The same configuration with its model and module paths made absolute from `folder`."""
+    module = configuration.gpu.backend_path
+    return replace(
+        configuration,
+        model=replace(configuration.model, path=folder / configuration.model.path),
+        gpu=replace(configuration.gpu, backend_path=None if module is None else folder / module),
+    )
 
 
 def _explained(problem: ErrorDetails, path: Path) -> ConfigurationError:

@@ -19,6 +19,7 @@ PolicyChoice = Literal["auto", "off", "single-socket", "split", "interleave"]
 Objective = Literal["decode", "prompt", "balanced"]
 KernelChoice = Literal["auto", "avx512", "avx2", "ggml"]
 Scope = Literal["auto", "experts", "weights"]
+GpuMode = Literal["auto", "off", "on"]
 PlacementFallback = Literal["fail", "interleave", "single-socket", "degraded"]
 
 
@@ -132,6 +133,33 @@ class ArenaSection:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuSection:
+    """`[gpu]`: whether a GPU takes part, and what it may use."""
+
+    __pydantic_config__ = _STRICT
+
+    mode: Annotated[
+        GpuMode,
+        Field(
+            description="auto uses a GPU that is there with its backend module, off none; on refuses to start "
+            "without one."
+        ),
+    ] = "auto"
+    backend_path: Annotated[
+        Path | None,
+        Field(
+            description="ggml's GPU module, or a folder of modules, instead of those built by `make setup`."
+        ),
+    ] = None
+    pin_memory: Annotated[
+        bool,
+        Field(
+            description="Register the arena with the GPU's runtime, so that it reads expert weights in place."
+        ),
+    ] = True
+
+
+@dataclass(frozen=True, slots=True)
 class ServerSection:
     """`[server]`: where it listens and how much it accepts."""
 
@@ -206,6 +234,7 @@ class Configuration:
     model: ModelSection
     placement: PlacementSection = field(default_factory=PlacementSection)
     arena: ArenaSection = field(default_factory=ArenaSection)
+    gpu: GpuSection = field(default_factory=GpuSection)
     server: ServerSection = field(default_factory=ServerSection)
     systemd: SystemdSection = field(default_factory=SystemdSection)
     metrics: MetricsSection = field(default_factory=MetricsSection)

@@ -129,6 +129,7 @@ def test_the_example_is_valid_and_shows_every_key_with_its_default() -> None:
     # Keys without a default show an example value instead.
     for key in known - {
         "model.name",
+        "gpu.backend_path",
         "model.threads",
         "placement.max_pool_tokens",
         "placement.workers",
