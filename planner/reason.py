@@ -82,8 +82,8 @@ REASON_CODES: Mapping[str, ReasonCode] = {
         "Free memory there, or keep fewer experts in host memory.",
     ),
     "arena-holds-experts": ReasonCode(
-        "a GPU is there, so only the experts lie in the arena",
-        "Set arena.scope = 'weights' when the GPU is not for this model.",
+        "a GPU takes part, so only the experts lie in the arena",
+        "Set gpu.mode = 'off' when the GPU is not for this model.",
     ),
     "arena-holds-weights": ReasonCode(
         "no GPU takes part, so attention, router and output weights lie in the arena with the experts"
@@ -124,6 +124,11 @@ REASON_CODES: Mapping[str, ReasonCode] = {
         "one node is nearly full, so memory without a policy would pile up on the others",
         "Free memory on that node, or let the plan place the arena.",
     ),
+    "gpu-far-from-arena": ReasonCode(
+        "a GPU reads expert weights over the link between nodes, because the arena lies at another node",
+        "Plan with --objective prompt when prompts matter more than answers, or use a GPU at the arena's node.",
+    ),
+    "gpu-layers-assigned": ReasonCode("several GPUs share the layers, each a run of them"),
     "gpu-node-outside-cpuset": ReasonCode(
         "the GPU's node is not among the nodes this process may use",
         "Allow the GPU's node in the cpuset, or use a GPU at a usable node.",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from planner import (
     ArenaScope,
     ArenaSpec,
+    GpuInUse,
     Objective,
     PlanRefused,
     PlanRequest,
@@ -44,7 +45,8 @@ class PlanOptions:
     `arena_bytes` stands in for a model. `context_tokens`, of all slots together, size the KV cache;
     `extra_host_bytes` is host memory beside weights and cache; `dense_on_gpu` says that everything but the
     experts lies in VRAM, and `gpu_expert_layers` of the layers with experts lie there too.
-    `tokens_per_step` is above 1 with drafts.
+    `tokens_per_step` is above 1 with drafts. `has_gpu` and `gpus` say which GPUs take part; None leaves it to what
+    the machine has.
     """
 
     policy: Policy | None = None
@@ -60,6 +62,8 @@ class PlanOptions:
     tokens_per_step: float = 1.0
     pool_spin_seconds: float | None = None
     gpu_node_ids: tuple[int, ...] | None = None
+    has_gpu: bool | None = None
+    gpus: tuple[GpuInUse, ...] | None = None
     placement_possible: bool | None = None
 
 
@@ -184,6 +188,9 @@ def plan_request(model: ModelFacts | None, options: PlanOptions) -> PlanRequest:
         cpu_share=options.cpu_share,
         requested_worker_count=options.worker_count,
         gpu_node_ids=options.gpu_node_ids,
+        has_gpu=options.has_gpu,
+        gpus=options.gpus,
+        layer_count=None if model is None else model.layer_count,
         placement_possible=options.placement_possible,
         tokens_per_step=options.tokens_per_step,
     )

@@ -137,6 +137,7 @@ def test_every_constant_has_a_note_and_every_reason_that_stops_or_warns_has_a_wa
     informs = {
         "arena-holds-weights",
         "arena-scope-requested",
+        "gpu-layers-assigned",
         "gpu-node-preferred",
         "most-local-feasible",
         "no-experts",
