@@ -18,7 +18,7 @@ thread_local const BackendSettings* current_settings = nullptr;
 // ---------------------------------------------------------------- ggml's interface
 
 ggml_backend_t device_init(ggml_backend_dev_t device, const char*) {
-  const BackendSettings settings = current_settings != nullptr ? *current_settings : BackendSettings{};
+  const BackendSettings settings = current_backend_settings();
   try {
     // The CPU's device and not ours: what llama.cpp asks about a device (does attention lie where its layer
     // does, may operations be fused) then has the answers it would have without us.
@@ -103,6 +103,10 @@ ScopedBackendSettings::ScopedBackendSettings(const BackendSettings& settings) no
 
 ScopedBackendSettings::~ScopedBackendSettings() {
   current_settings = nullptr;
+}
+
+BackendSettings current_backend_settings() noexcept {
+  return current_settings != nullptr ? *current_settings : BackendSettings{};
 }
 
 ggml_backend_dev_t pool_device() {

@@ -67,6 +67,9 @@ class ScopedBackendSettings {
   ScopedBackendSettings& operator=(const ScopedBackendSettings&) = delete;
 };
 
+// Those of the calling thread; the defaults where none are set.
+BackendSettings current_backend_settings() noexcept;
+
 ggml_backend_dev_t pool_device();
 
 // Registers the device with ggml. Idempotent.

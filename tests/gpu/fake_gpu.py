@@ -16,12 +16,12 @@ SHOWN_TAIL = 6000
 
 def fake_gpu_path() -> Path:
     """The module that counts and refuses, up to date."""
-    return native_build.build("fake-gpu") / "gpu" / "libfake-gpu.so"
+    return native_build.build("standin") / "gpu" / "libfake-gpu.so"
 
 
 def driverless_path() -> Path:
     """A module whose driver's library is not there."""
-    return native_build.build("fake-gpu") / "gpu" / "libdriverless-gpu.so"
+    return native_build.build("standin") / "gpu" / "libdriverless-gpu.so"
 
 
 class FakeGpu:
