@@ -12,7 +12,7 @@ from stratad import _native
 from stratad.config import GpuSection
 from stratad.errors import ConfigurationError
 from stratad.gpu_modules import find_modules, fits
-from stratad.native_runner import memlock_limit
+from stratad.memlock import memlock_limit
 
 DRIVER_REMEDY = (
     "install the GPU's driver and its libraries (NVIDIA: libcuda1, AMD: ROCm, else: libvulkan1 with the maker's "
@@ -110,9 +110,7 @@ def _load(path: Path) -> Reason | None:
 def _located(device: _native.GpuDevice, topology: Topology) -> FoundGpu:
     address = pci_address_of(device.pci_address)
     node_id = next((gpu.node_id for gpu in topology.accelerators if gpu.pci_address == address), None)
-    return FoundGpu(
-        device.name, device.description, device.backend, address, node_id, device.total_bytes
-    )
+    return FoundGpu(device.name, device.description, device.backend, address, node_id, device.total_bytes)
 
 
 def _module_missing(accelerators: Sequence[Accelerator]) -> Reason:
@@ -133,7 +131,12 @@ def _used(gpu: FoundGpu) -> Reason:
         "gpu-used",
         Effect.INFORMS,
         f"{gpu.name} ({gpu.description}, {where}, {place}) takes part",
-        {"gpu": gpu.name, "pci_address": gpu.pci_address, "node": gpu.node_id, "memory_bytes": gpu.memory_bytes},
+        {
+            "gpu": gpu.name,
+            "pci_address": gpu.pci_address,
+            "node": gpu.node_id,
+            "memory_bytes": gpu.memory_bytes,
+        },
     )
 
 

@@ -62,12 +62,12 @@ def parse_configuration(document: Mapping[str, Any], path: Path) -> Configuratio
 
 
 def _anchored(configuration: Configuration, folder: Path) -> Configuration:
-    """The same configuration with its model and module paths made absolute from `folder`."""
-    module = configuration.gpu.backend_path
+    """The same configuration with its paths made absolute from `folder`."""
+    backend_path = configuration.gpu.backend_path
     return replace(
         configuration,
         model=replace(configuration.model, path=folder / configuration.model.path),
-        gpu=replace(configuration.gpu, backend_path=None if module is None else folder / module),
+        gpu=replace(configuration.gpu, backend_path=None if backend_path is None else folder / backend_path),
     )
 
 

@@ -20,6 +20,7 @@ Objective = Literal["decode", "prompt", "balanced"]
 KernelChoice = Literal["auto", "avx512", "avx2", "ggml"]
 Scope = Literal["auto", "experts", "weights"]
 GpuMode = Literal["auto", "off", "on"]
+DeviceFailure = Literal["exit", "cpu"]
 PlacementFallback = Literal["fail", "interleave", "single-socket", "degraded"]
 
 
@@ -134,29 +135,60 @@ class ArenaSection:
 
 @dataclass(frozen=True, slots=True)
 class GpuSection:
-    """`[gpu]`: whether a GPU takes part, and what it may use."""
+    """`[gpu]`: what is computed on GPUs, and how their memory is used."""
 
     __pydantic_config__ = _STRICT
 
     mode: Annotated[
         GpuMode,
         Field(
-            description="auto uses a GPU that is there with its backend module, off none; on refuses to start "
-            "without one."
+            description="auto: everything but the experts on the GPUs that a backend offers; off: CPU alone; "
+            "on: refuse to start without a GPU."
         ),
     ] = "auto"
     backend_path: Annotated[
         Path | None,
         Field(
-            description="ggml's GPU module, or a folder of modules, instead of those built by `make setup`."
+            description="ggml backend module, or a folder of them; a relative path counts from this file's "
+            "folder. Default: those that were built with stratad."
         ),
     ] = None
     pin_memory: Annotated[
         bool,
-        Field(
-            description="Register the arena with the GPU's runtime, so that it reads expert weights in place."
-        ),
+        Field(description="Register the arena with the GPU's runtime, which then reads weights in place."),
     ] = True
+    devices: Annotated[
+        tuple[str, ...],
+        Field(description="Names of the GPUs to use, as ggml gives them. Default: all."),
+    ] = ()
+    layers: Annotated[
+        int | None,
+        Field(ge=0, le=10_000, description="Layers on the GPUs, the last ones first. Default: all."),
+    ] = None
+    vram_reserve_bytes: Annotated[
+        int, Field(ge=0, description="Memory of each GPU that the expert cache leaves free.")
+    ] = 1024**3
+    cache: Annotated[
+        int | Literal["auto", "off"],
+        Field(
+            description='Bytes of each GPU for hot experts; "auto": all that is free beside the reserve; "off".'
+        ),
+    ] = "auto"
+    freeze_cache: Annotated[
+        bool, Field(description="Fill the cache at the start and never change it, for benchmarks.")
+    ] = False
+    prefill_threshold: Annotated[
+        int | Literal["auto"],
+        Field(
+            description='Calls of more tokens have their experts computed on the GPU; "auto": measured at start.'
+        ),
+    ] = "auto"
+    on_failure: Annotated[
+        DeviceFailure,
+        Field(
+            description="When a GPU fails: exit for the supervisor to restart, or serve on with the cpu alone."
+        ),
+    ] = "exit"
 
 
 @dataclass(frozen=True, slots=True)
