@@ -9,6 +9,7 @@ from collections.abc import Callable
 from planner.candidates import Draft, can_place
 from planner.cpulist import format_id_list
 from planner.facts import Facts
+from planner.gpu_layers import gpu_far_from_arena, gpu_layers_assigned
 from planner.measured_advice import MEASURED_RULES, Decided
 from planner.pages import huge_pages_stranded, huge_pages_too_few, page_larger_than_slice
 from planner.plan import MemoryMode
@@ -325,6 +326,8 @@ SOFT_RULES: tuple[Advice, ...] = (
     huge_pages_idle,
     gpu_node_unknown,
     gpu_node_outside_cpuset,
+    gpu_layers_assigned,
+    gpu_far_from_arena,
     numa_balancing_on,
     memory_unknown,
     free_memory_skewed,

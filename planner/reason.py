@@ -82,8 +82,8 @@ REASON_CODES: Mapping[str, ReasonCode] = {
         "Free memory there, or keep fewer experts in host memory.",
     ),
     "arena-holds-experts": ReasonCode(
-        "a GPU is there, so only the experts lie in the arena",
-        "Set arena.scope = 'weights' when the GPU is not for this model.",
+        "a GPU takes part, so only the experts lie in the arena",
+        "Set gpu.mode = 'off' when the GPU is not for this model.",
     ),
     "arena-holds-weights": ReasonCode(
         "no GPU takes part, so attention, router and output weights lie in the arena with the experts"
@@ -93,6 +93,16 @@ REASON_CODES: Mapping[str, ReasonCode] = {
         "Raise LimitMEMLOCK= of the service, or turn swap off.",
     ),
     "arena-scope-requested": ReasonCode("the operator said what the arena holds (arena.scope)"),
+    "arena-not-pinned": ReasonCode(
+        "the GPU's runtime refused to register the arena, so uploads go through a copy",
+        "Set LimitMEMLOCK=infinity in the unit, raise the container's quota, or set gpu.pin_memory = false.",
+    ),
+    "arena-pinned": ReasonCode(
+        "the arena is registered with the GPU's runtime: it is read in place, and no page is moved any more"
+    ),
+    "arena-pinning-unsupported": ReasonCode(
+        "this GPU backend cannot register memory that it did not allocate, so uploads go through a copy"
+    ),
     "bench-ignored": ReasonCode(
         "a recorded benchmark is of another machine or shape and was not used",
         "Run `stratactl bench` again on this machine.",
@@ -124,6 +134,19 @@ REASON_CODES: Mapping[str, ReasonCode] = {
         "one node is nearly full, so memory without a policy would pile up on the others",
         "Free memory on that node, or let the plan place the arena.",
     ),
+    "gpu-far-from-arena": ReasonCode(
+        "a GPU reads expert weights over the link between nodes, because the arena lies at another node",
+        "Plan with --objective prompt when prompts matter more than answers, or use a GPU at the arena's node.",
+    ),
+    "gpu-layers-assigned": ReasonCode("several GPUs share the layers, each a run of them"),
+    "gpu-module-missing": ReasonCode(
+        "a GPU is on the bus and no module to use it with is installed",
+        "Run `make setup GPU=cuda|hip|vulkan`, or set gpu.mode = 'off' to say that this is meant.",
+    ),
+    "gpu-module-unusable": ReasonCode(
+        "a GPU module cannot be loaded, most often because the driver's libraries are not there",
+        "Install the GPU's driver and let the service open its devices, or set gpu.mode = 'off'.",
+    ),
     "gpu-node-outside-cpuset": ReasonCode(
         "the GPU's node is not among the nodes this process may use",
         "Allow the GPU's node in the cpuset, or use a GPU at a usable node.",
@@ -132,6 +155,15 @@ REASON_CODES: Mapping[str, ReasonCode] = {
     "gpu-node-unknown": ReasonCode(
         "a GPU is present and neither firmware nor locality tells its node",
         "State the GPU's node in the configuration, or update the firmware (ACPI _PXM).",
+    ),
+    "gpu-unused-by-plan": ReasonCode(
+        "a GPU could be used, and the plan keeps all weights in host memory for the CPUs",
+        "Run `sudo stratactl apply` again, or set arena.scope = 'auto'.",
+    ),
+    "gpu-used": ReasonCode("this GPU takes part"),
+    "gpu-without-device": ReasonCode(
+        "a GPU module was loaded and finds no GPU",
+        "Install the GPU's driver and let the service open its devices, or set gpu.mode = 'off'.",
     ),
     "headroom-tight": ReasonCode(
         "the plan fits, and little stays free beside it",

@@ -68,6 +68,14 @@ class MemoryHardware:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuInUse:
+    """A GPU that takes part. `pci_address` None: its backend does not say which one it is."""
+
+    pci_address: str | None
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class PlanRequest:
     """Everything but the machine that a plan depends on.
 
@@ -87,6 +95,8 @@ class PlanRequest:
         page_bytes: Page size the arena is asked to use; larger ones come from reserved huge pages.
         tokens_per_step: Tokens whose experts one step reads: 1, or about 2.1 for a window of four drafts.
         has_gpu: Whether a GPU takes part in a step; None means: look at the accelerators.
+        gpus: The GPUs that take part; None means: all accelerators.
+        layer_count: Layers of the model, with experts or without; None when not known.
         staging_placeable: Whether GPU staging buffers can be put on the GPU's node although the process
             interleaves; None when they can, as in our engine.
         pool_spin_seconds: How long an idle worker spins before it sleeps; a longer gap between layers costs
@@ -108,6 +118,8 @@ class PlanRequest:
     page_bytes: int = SMALL_PAGE_BYTES
     tokens_per_step: float = 1.0
     has_gpu: bool | None = None
+    gpus: tuple[GpuInUse, ...] | None = None
+    layer_count: int | None = None
     staging_placeable: bool | None = None
     pool_spin_seconds: float = 50e-6
     memory: MemoryHardware = MemoryHardware()

@@ -12,8 +12,9 @@ from stratad import _native
 from stratad.config import Configuration, KernelChoice
 from stratad.errors import ConfigurationError, EngineError, LoadCancelled, ModelFileError, PlacementError
 from stratad.free_blocks import free_huge_page_bytes
+from stratad.memlock import memlock_limit
 from stratad.model import ModelFacts
-from stratad.native_runner import ContextShape, NativeRunner, memlock_limit
+from stratad.native_runner import ContextShape, NativeRunner
 
 Progress = Callable[[str, float], bool]
 

@@ -176,6 +176,13 @@ TABLE: tuple[MetricSpec, ...] = (
         "pages",
     ),
     MetricSpec(
+        "stratad_pinned_bytes",
+        _GAUGE,
+        "Bytes of the arena that are registered with a GPU's runtime; 0 without one.",
+        (),
+        "bytes",
+    ),
+    MetricSpec(
         "stratad_arena_bytes",
         _GAUGE,
         "Expert weights per node, projected from the sample.",

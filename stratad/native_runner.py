@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,6 +11,8 @@ import numpy.typing as npt
 
 from planner import Effect, Plan, Reason
 from stratad import _native
+from stratad.gpu_runtime import PinnedArenas, pin_arenas
+from stratad.memlock import memlock_limit
 from stratad.runner import (
     NativeCounters,
     PlacementReport,
@@ -90,6 +91,7 @@ class NativeRunner:
         self._logits_index: dict[int, int] = {}
         self._vocabulary = NativeVocabulary(model)
         self._repaired_pages = sum(arena.outcome.repaired_pages for arena in model.arenas)
+        self._pinned: PinnedArenas | None = None
 
     @property
     def vocabulary(self) -> NativeVocabulary:
@@ -209,6 +211,7 @@ class NativeRunner:
             fused_chains=device.fused_chains,
             fallback_operations=device.fallback_operations,
             repaired_pages=self._repaired_pages,
+            pinned_bytes=self._pinned.pinned_bytes if self._pinned else 0,
         )
 
     def placement(self, pages_per_slice: int) -> PlacementReport:
@@ -227,6 +230,17 @@ class NativeRunner:
         self._repaired_pages += moved
         return moved
 
+    def pin_arenas(self) -> tuple[Reason, ...]:
+        """Registers the arenas with the GPUs that this model uses, and gives what to tell; () without a GPU.
+
+        To be called once placement is verified: from then on no page is moved.
+        """
+        if self._model.gpu is None:
+            return ()
+        backends = [device.backend for device in self._model.gpu.inner_devices()]
+        self._pinned = pin_arenas(self._model.arenas, backends)
+        return self._pinned.reasons
+
     def _home_nodes(self, slice_index: int) -> tuple[int, ...]:
         """Nodes the slice's pages belong on; on a machine with one node that is the one, placed or not."""
         slices = self._plan.layout.slices
@@ -234,8 +248,9 @@ class NativeRunner:
         return planned or (self._plan.memory_nodes if len(self._plan.memory_nodes) == 1 else ())
 
     def close(self) -> None:
-        """Frees context, model and arena."""
+        """Frees context, model and arena; a GPU's copies have ended before its pages are unregistered."""
         del self._context, self._model, self._vocabulary
+        self._pinned = None
 
 
 def _sample(arena: _native.Arena, slice_index: int, page_count: int) -> npt.NDArray[np.int32]:
@@ -281,9 +296,3 @@ def _placement_reasons(outcome: _native.PlaceOutcome, size_bytes: int) -> list[R
             )
         )
     return reasons
-
-
-def memlock_limit() -> dict[str, int | None]:
-    """RLIMIT_MEMLOCK as a reason's evidence; None is unlimited."""
-    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    return {"memlock_limit_bytes": None if limit == resource.RLIM_INFINITY else limit}

@@ -65,6 +65,7 @@ class NativeCounters:
     fused_chains: int
     fallback_operations: int
     repaired_pages: int = 0
+    pinned_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,6 +188,10 @@ class Service:
         """Moves pages that lie elsewhere than planned back, and gives how many it moved."""
         return self._serving_parts().runner.repair_placement()
 
+    def has_pinned_pages(self) -> bool:
+        """Whether a GPU's runtime has pages of the arena registered: those are never moved."""
+        return self._serving_parts().runner.counters().pinned_bytes > 0
+
     def is_progressing(self) -> bool:
         """False when a request has made no step for too long, or the engine has failed: restart it then."""
         with self._lock:

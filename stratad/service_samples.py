@@ -47,6 +47,7 @@ def counter_samples(counters: NativeCounters) -> Iterator[Sample]:
     yield Sample("stratad_fused_chains_total", counters.fused_chains)
     yield Sample("stratad_fallback_operations_total", counters.fallback_operations)
     yield Sample("stratad_placement_repaired_pages_total", counters.repaired_pages)
+    yield Sample("stratad_pinned_bytes", counters.pinned_bytes)
 
 
 def check_samples(check: PlacementCheck, age_seconds: float) -> Iterator[Sample]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -27,6 +27,7 @@ from stratad.engine import Engine
 from stratad.engine_status import EngineSettings
 from stratad.errors import LoadCancelled, PlacementError, StratadError, render_error
 from stratad.facts import machine_facts
+from stratad.gpu_runtime import GpuFindings
 from stratad.metrics import Metrics
 from stratad.model import ModelFacts, read_model_facts
 from stratad.native_runner import NativeRunner
@@ -39,7 +40,7 @@ from stratad.server import HttpServer, ServerSettings, create_app, open_listener
 from stratad.service import Notice, PlanSummary, Service, ServiceLimits, ServingParts
 from stratad.service_samples import node_memory_samples
 from stratad.slot_memory import with_fitting_slots
-from stratad.starting_plan import DEGRADING_CODES, decide_plan, starting_plan
+from stratad.starting_plan import DEGRADING_CODES, decide_plan, starting_gpus, starting_plan
 from stratad.stop_signals import Request, StopSignals
 from stratad.systemd import Notifier, Watchdog
 from stratad.verify import PlacementCheck, check_placement
@@ -76,7 +77,9 @@ def run_daemon(
         model = read_model_facts(configuration.model.path)
         topology = machine_facts()
         configuration, reduction = with_fitting_slots(configuration, model, topology)
-        plan, findings = starting_plan(topology, model, configuration, environment)
+        gpus = starting_gpus(topology, configuration)
+        plan, findings = starting_plan(topology, model, configuration, environment, gpus)
+        findings = (*gpus.reasons, *findings)
         if reduction is not None:
             journal.warn_line(reason_log_line(reduction))
             findings = (*findings, reduction)
@@ -86,7 +89,7 @@ def run_daemon(
         for reason in findings:
             service.notice(_notice(reason), degrades=reason.code in DEGRADING_CODES)
         with _listening(configuration, environment, service, metrics) as (server, directory):
-            loading = _Loading(configuration, topology, model, directory, service, notifier, stop)
+            loading = _Loading(configuration, topology, model, gpus, directory, service, notifier, stop)
             with _loaded(loading, plan) as runner, _started_engine(configuration, runner, metrics) as engine:
                 service.serving(ServingParts(engine, runner, _chat_template(runner, service)))
                 _say_ready(service, notifier)
@@ -143,6 +146,7 @@ class _Loading:
     configuration: Configuration
     topology: Topology
     model: ModelFacts
+    gpus: GpuFindings
     directory: Path
     service: Service
     notifier: Notifier
@@ -164,16 +168,21 @@ class _Loading:
         if self.stop.is_requested:
             runner.close()
         self._leave_if_asked()
-        for reason in runner.reasons:
+        self.tell(runner.reasons)
+        return runner
+
+    def tell(self, reasons: Sequence[Reason]) -> None:
+        """Logs what was found while the plan was carried out, and shows it."""
+        for reason in reasons:
             write = journal.warn_line if reason.effect is Effect.WARNS else journal.inform_line
             write(reason_log_line(reason))
             self.service.notice(_notice(reason), degrades=reason.code in DEGRADING_CODES)
-        return runner
 
     def plan_again(self, policy: Policy) -> Plan:
         """The plan with `policy` in place of the configured one."""
         placement = replace(self.configuration.placement, policy=policy.value)
-        return decide_plan(self.topology, self.model, replace(self.configuration, placement=placement))
+        configuration = replace(self.configuration, placement=placement)
+        return decide_plan(self.topology, self.model, configuration, self.gpus)
 
     def _progress(self, stage: str, fraction: float) -> bool:
         """Shows how far loading has come; False tells the native side to give up."""
@@ -215,6 +224,9 @@ def _loaded(loading: _Loading, plan: Plan) -> Iterator[NativeRunner]:
             check = _check(runner, loading)
         if not check.is_met and fallback != "degraded":
             raise _placement_error(check)
+        if check.is_met and loading.configuration.gpu.pin_memory:
+            # Registered pages never move again, so only now, and not where a repair may still help.
+            loading.tell(runner.pin_arenas())
         yield runner
 
 
@@ -292,7 +304,7 @@ def _watched(
             PlacementWatch(
                 service,
                 configuration.metrics.placement_check_seconds,
-                is_repairing=configuration.placement.repair,
+                is_repairing=configuration.placement.repair and not service.has_pinned_pages(),
             )
         )
         if environment.watchdog_microseconds is not None:

@@ -11,6 +11,7 @@
 #include "arena/read_rate.hpp"
 #include "arena/row_cut.hpp"
 #include "backend/device.hpp"
+#include "bindings/gpu_modules.hpp"
 #include "engine/context.hpp"
 #include "engine/model.hpp"
 #include "engine/sampler.hpp"
@@ -151,6 +152,7 @@ void bind_arena(py::module_& module) {
       .def_property_readonly("outcome", &Arena::outcome)
       .def("slice_bytes", &Arena::slice_bytes, py::arg("slice"))
       .def("repair", &Arena::repair, ReleaseGil())
+      .def_property_readonly("are_pages_held", &Arena::are_pages_held)
       .def(
           "sample_placement",
           [](const Arena& arena, int slice, size_t page_count) {
@@ -424,5 +426,6 @@ PYBIND11_MODULE(_native, module) {
   bind_model(module);
   bind_context(module);
   bind_sampler(module);
+  bind_gpu_modules(module);
   module.def("llama_version", [] { return std::string(llama_version()); });
 }

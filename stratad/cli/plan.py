@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -36,6 +36,7 @@ from stratad.facts import (
     refusal_error,
     total_context_tokens,
 )
+from stratad.gpu_modules import is_gpu_expected
 from stratad.model import ModelFacts, read_model_facts
 from stratad.slot_memory import with_fitting_slots
 
@@ -220,7 +221,17 @@ def _facts_and_options(wishes: Wishes, topology: Topology) -> tuple[ModelFacts |
             because="neither a model nor an arena size was given",
             remedy="give --model FILE.gguf, --arena-bytes SIZE or --config FILE",
         )
-    return (None if wishes.model is None else read_model_facts(wishes.model)), options
+    model = None if wishes.model is None else read_model_facts(wishes.model)
+    return model, replace(options, has_gpu=_has_gpu(wishes, topology, "auto", None))
+
+
+def _has_gpu(
+    wishes: Wishes, topology: Topology, mode: Literal["auto", "off", "on"], backend_path: Path | None
+) -> bool | None:
+    """Whether a GPU takes part: on this machine one with a module to use it; elsewhere every one that is seen."""
+    if wishes.gpu_nodes or wishes.root != LIVE_ROOT:
+        return None
+    return is_gpu_expected(mode, backend_path, topology)
 
 
 def _configured(
@@ -240,6 +251,7 @@ def _configured(
         objective=options.objective if wishes.objective is not None else Objective(placement.objective),
         worker_count=wishes.workers if wishes.workers is not None else placement.workers,
         context_tokens=total_context_tokens(configuration, model),
+        has_gpu=_has_gpu(wishes, topology, configuration.gpu.mode, configuration.gpu.backend_path),
         pool_spin_seconds=placement.spin_microseconds * 1e-6,
     )
     return model, filled

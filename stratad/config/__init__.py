@@ -7,6 +7,7 @@ from stratad.config.reading import load_configuration, parse_configuration
 from stratad.config.sections import (
     ArenaSection,
     Configuration,
+    GpuMode,
     GpuSection,
     KernelChoice,
     MetricsSection,
@@ -24,6 +25,7 @@ __all__ = [
     "ArenaSection",
     "Configuration",
     "Environment",
+    "GpuMode",
     "GpuSection",
     "KernelChoice",
     "MetricsSection",

@@ -19,7 +19,7 @@ PolicyChoice = Literal["auto", "off", "single-socket", "split", "interleave"]
 Objective = Literal["decode", "prompt", "balanced"]
 KernelChoice = Literal["auto", "avx512", "avx2", "ggml"]
 Scope = Literal["auto", "experts", "weights"]
-GpuMode = Literal["auto", "off"]
+GpuMode = Literal["auto", "off", "on"]
 DeviceFailure = Literal["exit", "cpu"]
 PlacementFallback = Literal["fail", "interleave", "single-socket", "degraded"]
 
@@ -142,7 +142,8 @@ class GpuSection:
     mode: Annotated[
         GpuMode,
         Field(
-            description="auto: everything but the experts on the GPUs that a backend offers; off: CPU alone."
+            description="auto: everything but the experts on the GPUs that a backend offers; off: CPU alone; "
+            "on: refuse to start without a GPU."
         ),
     ] = "auto"
     backend_path: Annotated[
@@ -152,6 +153,10 @@ class GpuSection:
             "folder. Default: those that were built with stratad."
         ),
     ] = None
+    pin_memory: Annotated[
+        bool,
+        Field(description="Register the arena with the GPU's runtime, which then reads weights in place."),
+    ] = True
     devices: Annotated[
         tuple[str, ...],
         Field(description="Names of the GPUs to use, as ggml gives them. Default: all."),
