@@ -129,7 +129,10 @@ class Model:
         *,
         place: PlaceOptions = ...,
         use_arena: bool = True,
+        plain_gpu: str = "",
         scope: ArenaScope = ...,
+        gpu: GpuOffload | None = None,
+        gpu_layer_count: int = -1,
         release_page_cache: bool = False,
         progress: Callable[[str, float], bool] | None = None,
     ) -> Model: ...
