@@ -133,9 +133,25 @@ REASON_CODES: Mapping[str, ReasonCode] = {
     "estimated-no-gain": ReasonCode(
         "the cost model sees no gain beyond its uncertainty over the safer candidate", _SETTLE
     ),
+    "expert-profile-ignored": ReasonCode(
+        "recorded uses of experts are of another model or damaged, and the cache learns anew"
+    ),
     "free-memory-skewed": ReasonCode(
         "one node is nearly full, so memory without a policy would pile up on the others",
         "Free memory on that node, or let the plan place the arena.",
+    ),
+    "gpu-cache": ReasonCode("so many experts fit into the memory that a GPU has left"),
+    "gpu-cache-off": ReasonCode(
+        "a GPU has no memory left for hot experts, so the pool computes all of them",
+        "Lower gpu.vram_reserve_bytes, model.slots or model.context_tokens.",
+    ),
+    "gpu-cache-smaller": ReasonCode(
+        "a GPU refused memory that it said it had, and the expert cache is smaller for it",
+        "See what else uses the GPU's memory.",
+    ),
+    "gpu-failed": ReasonCode(
+        "a GPU or its driver has failed, and everything is computed on the CPUs since",
+        "Look at the driver's messages and restart the daemon.",
     ),
     "gpu-far-from-arena": ReasonCode(
         "a GPU reads expert weights over the link between nodes, because the arena lies at another node",
@@ -158,6 +174,13 @@ REASON_CODES: Mapping[str, ReasonCode] = {
     "gpu-node-unknown": ReasonCode(
         "a GPU is present and neither firmware nor locality tells its node",
         "State the GPU's node in the configuration, or update the firmware (ACPI _PXM).",
+    ),
+    "gpu-prefill-off": ReasonCode(
+        "a GPU has no memory to pass experts through, so the pool computes prompts as well",
+        "Lower gpu.layers, model.slots or model.context_tokens.",
+    ),
+    "gpu-prefill-threshold": ReasonCode(
+        "from so many tokens on the GPU was faster than the pool at the start"
     ),
     "gpu-unused-by-plan": ReasonCode(
         "a GPU could be used, and the plan keeps all weights in host memory for the CPUs",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -11,12 +12,16 @@ from stratad.generation import Timings
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """The limits from the configuration; see `stratad.config.ServerSection` and `ModelSection`."""
+    """The limits from the configuration; see `stratad.config.ServerSection` and `ModelSection`.
+
+    `on_device_failure` is told, on the decode thread, that a GPU has failed and every request was ended.
+    """
 
     max_queue: int
     request_timeout_seconds: float
     max_tokens_default: int | None
     chunk_tokens: int = 64
+    on_device_failure: Callable[[str], None] = lambda failure: None
 
 
 @dataclass(frozen=True, slots=True)

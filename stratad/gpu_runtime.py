@@ -51,7 +51,7 @@ def open_gpus(settings: GpuSection, topology: Topology) -> GpuFindings:
     A module that cannot be loaded is a reason and nothing worse: the daemon then serves with the CPUs.
 
     Raises:
-        ConfigurationError: `gpu.mode` is "on" and no GPU can be used.
+        ConfigurationError: `gpu.mode` is "on" and no GPU can be used, or one is named that is not there.
     """
     if settings.mode == "off":
         return GpuFindings()
@@ -60,6 +60,7 @@ def open_gpus(settings: GpuSection, topology: Topology) -> GpuFindings:
     gpus = tuple(_located(device, topology) for device in _native.gpu_devices()) if modules else ()
     if not modules and topology.accelerators:
         reasons.append(_module_missing(topology.accelerators))
+    gpus = _chosen(gpus, settings.devices)
     reasons += [_used(gpu) for gpu in gpus]
     if not gpus and settings.mode == "on":
         raise ConfigurationError(
@@ -70,6 +71,20 @@ def open_gpus(settings: GpuSection, topology: Topology) -> GpuFindings:
             or "run `make setup GPU=cuda|hip|vulkan`, name one in gpu.backend_path, or set gpu.mode = 'auto'",
         )
     return GpuFindings(gpus, tuple(reasons))
+
+
+def _chosen(gpus: tuple[FoundGpu, ...], names: Sequence[str]) -> tuple[FoundGpu, ...]:
+    """Those of gpu.devices, in that order; all without any."""
+    by_name = {gpu.name: gpu for gpu in gpus}
+    for name in names:
+        if gpus and name not in by_name:
+            raise ConfigurationError(
+                tried=f"using the GPU {name} (gpu.devices)",
+                because="no loaded backend offers it",
+                values={"offered": ", ".join(by_name)},
+                remedy="name one that is offered, or leave gpu.devices out",
+            )
+    return tuple(by_name[name] for name in names if name in by_name) if names else gpus
 
 
 def _wanted_modules(settings: GpuSection, topology: Topology) -> tuple[Path, ...]:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from planner import Effect, Plan, Reason
 from stratad import _native
+from stratad.gpu_offload import ExpertProfile, gpu_counters
 from stratad.gpu_runtime import PinnedArenas, pin_arenas
 from stratad.memlock import memlock_limit
 from stratad.runner import (
@@ -80,6 +81,8 @@ class NativeRunner:
         context: _native.Context,
         plan: Plan,
         shape: ContextShape,
+        *,
+        opening_reasons: tuple[Reason, ...] = (),
     ) -> None:
         self._pool = pool
         self._model = model
@@ -92,6 +95,7 @@ class NativeRunner:
         self._vocabulary = NativeVocabulary(model)
         self._repaired_pages = sum(arena.outcome.repaired_pages for arena in model.arenas)
         self._pinned: PinnedArenas | None = None
+        self._opening_reasons = opening_reasons
 
     @property
     def vocabulary(self) -> NativeVocabulary:
@@ -135,12 +139,22 @@ class NativeRunner:
 
     @property
     def reasons(self) -> tuple[Reason, ...]:
-        """What the kernel refused while the arena was placed, as warnings."""
-        return tuple(
+        """What the kernel refused while the arena was placed, as warnings, and what became of GPUs' memory."""
+        placement = tuple(
             reason
             for arena in self._model.arenas
             for reason in _placement_reasons(arena.outcome, arena.size_bytes)
         )
+        return (*placement, *self._opening_reasons)
+
+    @property
+    def device_failure(self) -> str | None:
+        """Why a GPU has failed; None while all is well, and without one."""
+        return None if self._model.gpu is None else self._model.gpu.failure
+
+    def expert_profile(self) -> ExpertProfile:
+        """How much the experts of each layer were used lately; empty without a cache."""
+        return {} if self._model.gpu is None else self._model.gpu.profile()
 
     def open_sampler(self, sampling: SamplingParameters) -> NativeSampler:
         """A sampler for one request. Raises ValueError when the grammar does not parse."""
@@ -211,6 +225,7 @@ class NativeRunner:
             fused_chains=device.fused_chains,
             fallback_operations=device.fallback_operations,
             repaired_pages=self._repaired_pages,
+            gpus=() if self._model.gpu is None else gpu_counters(self._model.gpu),
             pinned_bytes=self._pinned.pinned_bytes if self._pinned else 0,
         )
 

@@ -148,6 +148,13 @@ class Service:
         if parts is not None:
             parts.engine.stop_accepting()
 
+    def replacing(self) -> None:
+        """What served has failed and something else is loaded in its place."""
+        with self._lock:
+            self._parts = None
+            self._check = None
+            self._state, self._stage, self._fraction = ServiceState.LOADING, "starting anew", 0.0
+
     def stopped(self) -> None:
         """The engine and the runner are about to be closed: nothing may ask them any more."""
         with self._lock:

@@ -4,46 +4,43 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 
 from planner import (
-    Effect,
     Plan,
-    Policy,
-    Reason,
     Topology,
-    plan_to_dict,
 )
 from planner.explain import reason_log_line
 from planner.sysfs import Tree
 from stratad import journal
-from stratad.apply import apply_process_memory, open_runner
+from stratad.apply import apply_process_memory
 from stratad.chat_template import FALLBACK_TEMPLATE_NAME, ChatTemplate, open_chat_template
 from stratad.config import Configuration, Environment
 from stratad.engine import Engine
 from stratad.engine_status import EngineSettings
-from stratad.errors import LoadCancelled, PlacementError, StratadError, render_error
-from stratad.facts import machine_facts
+from stratad.errors import DeviceError, StratadError, render_error
+from stratad.expert_profile import FILE_NAME, SAVE_PAUSE_SECONDS, ProfileKeeper
+from stratad.facts import STATE_DIRECTORY, machine_facts
+from stratad.gpu_fallback import device_error, go_on_without_gpus
 from stratad.gpu_runtime import GpuFindings
+from stratad.loading import Loading, StoppedWhileLoading, loaded, notice_of
 from stratad.metrics import Metrics
-from stratad.model import ModelFacts, read_model_facts
+from stratad.model import read_model_facts
 from stratad.native_runner import NativeRunner
 from stratad.pinning import PinWatch
-from stratad.placement_watch import PlacementWatch, log_placement, note_placement, notice_repair, repair
+from stratad.placement_watch import PlacementWatch
 from stratad.reload import reloaded, settings_that_differ
 from stratad.runner import ModelRunner
-from stratad.runtime_directory import publish_plan, published, runtime_directory
+from stratad.runtime_directory import published, runtime_directory
 from stratad.server import HttpServer, ServerSettings, create_app, open_listener
-from stratad.service import Notice, PlanSummary, Service, ServiceLimits, ServingParts
+from stratad.service import Notice, Service, ServiceLimits, ServingParts
 from stratad.service_samples import node_memory_samples
 from stratad.slot_memory import with_fitting_slots
 from stratad.starting_plan import DEGRADING_CODES, decide_plan, starting_gpus, starting_plan
 from stratad.stop_signals import Request, StopSignals
 from stratad.systemd import Notifier, Watchdog
-from stratad.verify import PlacementCheck, check_placement
 
 # Native code reports progress for every tensor; nobody reads more than a few lines a second.
 _PROGRESS_PAUSE_SECONDS = 0.5
@@ -51,10 +48,6 @@ _PROGRESS_PAUSE_SECONDS = 0.5
 
 # After draining, answers go out and memory is freed: the kernel needs seconds for hundreds of GiB.
 _CLOSE_SECONDS = 30.0
-
-
-class _StoppedWhileLoading(Exception):
-    """A stop signal came before the daemon was ready; leaving early is what was asked for."""
 
 
 def run_daemon(
@@ -73,7 +66,7 @@ def run_daemon(
         return with_fitting_slots(read_again(), model, topology)[0]
 
     notifier = Notifier(environment.notify_socket)
-    with StopSignals() as stop, contextlib.closing(notifier), contextlib.suppress(_StoppedWhileLoading):
+    with StopSignals() as stop, contextlib.closing(notifier), contextlib.suppress(StoppedWhileLoading):
         model = read_model_facts(configuration.model.path)
         topology = machine_facts()
         configuration, reduction = with_fitting_slots(configuration, model, topology)
@@ -87,18 +80,63 @@ def run_daemon(
         apply_process_memory(plan.process_memory)
         service, metrics = _open_service(configuration, topology)
         for reason in findings:
-            service.notice(_notice(reason), degrades=reason.code in DEGRADING_CODES)
+            service.notice(notice_of(reason), degrades=reason.code in DEGRADING_CODES)
         with _listening(configuration, environment, service, metrics) as (server, directory):
-            loading = _Loading(configuration, topology, model, gpus, directory, service, notifier, stop)
-            with _loaded(loading, plan) as runner, _started_engine(configuration, runner, metrics) as engine:
-                service.serving(ServingParts(engine, runner, _chat_template(runner, service)))
-                _say_ready(service, notifier)
-                _serve_until_stopped(loading, environment, engine, read_again_fitting)
-                # Answers that are cut off still go out; after that nobody can reach the runner any more.
-                service.stopped()
-                engine.close()
-                server.stop()
+            loading = Loading(configuration, topology, model, gpus, directory, service, notifier, stop)
+            loading.profile_path = (environment.state_directory or STATE_DIRECTORY) / FILE_NAME
+            while (failure := _serve(loading, plan, environment, metrics, read_again_fitting)) is not None:
+                plan = _plan_without_gpus(loading, failure)
+            # Answers that were cut off still go out.
+            server.stop()
     journal.inform("stopped")
+
+
+def _serve(
+    loading: Loading,
+    plan: Plan,
+    environment: Environment,
+    metrics: Metrics,
+    read_again: Callable[[], Configuration],
+) -> DeviceError | None:
+    """Loads the model by the plan and serves until a stop signal; gives the error when a GPU has failed."""
+    service = loading.service
+    try:
+        with (
+            _pinging(environment, service, loading.notifier, is_needed=not loading.is_first),
+            loaded(loading, plan) as runner,
+            _started_engine(loading, runner, metrics) as engine,
+        ):
+            loading.is_first = False
+            service.serving(ServingParts(engine, runner, _chat_template(runner, service)))
+            _say_ready(service, loading.notifier)
+            with _profile_kept(loading, runner):
+                _serve_until_stopped(loading, environment, engine, read_again)
+            # After that nobody can reach the runner any more.
+            service.stopped()
+            engine.close()
+            failure = runner.device_failure
+            return None if failure is None or loading.stop.is_requested else device_error(failure)
+    except DeviceError as error:
+        return error
+
+
+def _plan_without_gpus(loading: Loading, failure: DeviceError) -> Plan:
+    """The plan for the CPUs alone. Raises the failure where the configuration wants the daemon to end."""
+    go_on_without_gpus(failure, loading.configuration.gpu.on_failure, loading.service)
+    loading.gpus = GpuFindings()
+    plan = decide_plan(loading.topology, loading.model, loading.configuration, loading.gpus)
+    apply_process_memory(plan.process_memory)
+    return plan
+
+
+@contextlib.contextmanager
+def _profile_kept(loading: Loading, runner: NativeRunner) -> Iterator[None]:
+    """Which experts are used is saved now and then and at the end, but for what a failed GPU leaves."""
+    keeper = ProfileKeeper(loading.profile_path, loading.model, runner.expert_profile, SAVE_PAUSE_SECONDS)
+    with keeper:
+        yield
+    if runner.device_failure is None:
+        keeper.look()
 
 
 def _open_service(configuration: Configuration, topology: Topology) -> tuple[Service, Metrics]:
@@ -139,143 +177,28 @@ def _listening(
         server.stop()
 
 
-@dataclass(slots=True)
-class _Loading:
-    """Opens runners for plans, with progress shown everywhere and stop signals obeyed."""
-
-    configuration: Configuration
-    topology: Topology
-    model: ModelFacts
-    gpus: GpuFindings
-    directory: Path
-    service: Service
-    notifier: Notifier
-    stop: StopSignals
-    _shown_seconds: float = 0.0
-    _shown_stage: str = ""
-    _shown_fraction: float = 0.0
-
-    def open(self, plan: Plan) -> NativeRunner:
-        """Loads the model by `plan`. Raises _StoppedWhileLoading when asked to stop meanwhile."""
-        document = plan_to_dict(plan)
-        publish_plan(self.directory, document)
-        self.service.planned(_summary(plan, document))
-        try:
-            runner = open_runner(plan, self.model, self.configuration, self._progress)
-        except LoadCancelled:
-            self._leave_if_asked()
-            raise
-        if self.stop.is_requested:
-            runner.close()
-        self._leave_if_asked()
-        self.tell(runner.reasons)
-        return runner
-
-    def tell(self, reasons: Sequence[Reason]) -> None:
-        """Logs what was found while the plan was carried out, and shows it."""
-        for reason in reasons:
-            write = journal.warn_line if reason.effect is Effect.WARNS else journal.inform_line
-            write(reason_log_line(reason))
-            self.service.notice(_notice(reason), degrades=reason.code in DEGRADING_CODES)
-
-    def plan_again(self, policy: Policy) -> Plan:
-        """The plan with `policy` in place of the configured one."""
-        placement = replace(self.configuration.placement, policy=policy.value)
-        configuration = replace(self.configuration, placement=placement)
-        return decide_plan(self.topology, self.model, configuration, self.gpus)
-
-    def _progress(self, stage: str, fraction: float) -> bool:
-        """Shows how far loading has come; False tells the native side to give up."""
-        now_seconds = time.monotonic()
-        is_new_stage = stage != self._shown_stage
-        is_due = now_seconds - self._shown_seconds > _PROGRESS_PAUSE_SECONDS
-        if is_new_stage or is_due or fraction >= 1.0 > self._shown_fraction:
-            self._shown_seconds = now_seconds
-            self._shown_stage, self._shown_fraction = stage, fraction
-            self.service.loading(stage, fraction)
-            extension_seconds = self.configuration.systemd.load_extension_seconds
-            self.notifier.loading(f"{stage}, {fraction:.0%}", extension_seconds)
-        if is_new_stage:
-            journal.inform("loading", stage=stage)
-        return not self.stop.is_requested
-
-    def _leave_if_asked(self) -> None:
-        if self.stop.is_requested:
-            self.notifier.stopping("stopped while loading")
-            journal.inform("stopping", "asked to stop while loading")
-            raise _StoppedWhileLoading
-
-
 @contextlib.contextmanager
-def _loaded(loading: _Loading, plan: Plan) -> Iterator[NativeRunner]:
-    """The model in memory with its placement verified; closed at the end.
+def _started_engine(loading: Loading, runner: ModelRunner, metrics: Metrics) -> Iterator[Engine]:
+    """The engine on its own thread, after the model has answered once; closed at the end.
 
     Raises:
-        PlacementError: Too few pages lie where the plan says, and no fallback is configured or helped.
+        DeviceError: A GPU has failed already.
     """
-    with contextlib.ExitStack() as stack:
-        runner = stack.enter_context(contextlib.closing(loading.open(plan)))
-        check = _check(runner, loading)
-        fallback = loading.configuration.placement.fallback
-        if not check.is_met and fallback in (Policy.INTERLEAVE, Policy.SINGLE_SOCKET):
-            stack.close()
-            second_plan = _fallback_plan(loading, Policy(fallback), check)
-            runner = stack.enter_context(contextlib.closing(loading.open(second_plan)))
-            check = _check(runner, loading)
-        if not check.is_met and fallback != "degraded":
-            raise _placement_error(check)
-        if check.is_met and loading.configuration.gpu.pin_memory:
-            # Registered pages never move again, so only now, and not where a repair may still help.
-            loading.tell(runner.pin_arenas())
-        yield runner
-
-
-def _check(runner: ModelRunner, loading: _Loading) -> PlacementCheck:
-    """Samples placement before anybody is served, repairs it where that helps, and shows what it found."""
-    check = _sample(runner, loading)
-    if check.is_met or not loading.configuration.placement.repair:
-        return check
-    notice_repair(loading.service, repair(runner.repair_placement))
-    return _sample(runner, loading)
-
-
-def _sample(runner: ModelRunner, loading: _Loading) -> PlacementCheck:
     configuration = loading.configuration
-    report = runner.placement(configuration.metrics.placement_sample_pages)
-    check = check_placement(report, configuration.placement.limit_ratio)
-    loading.service.checked(check)
-    note_placement(loading.service, check)
-    log_placement(check)
-    return check
-
-
-def _fallback_plan(loading: _Loading, policy: Policy, check: PlacementCheck) -> Plan:
-    message = f"placement was verified at {check.worst_ratio:.4f}; planned again with {policy.value}"
-    loading.service.notice(Notice("placement-fallback", "warns", message))
-    journal.warn("placement", message)
-    return loading.plan_again(policy)
-
-
-def _placement_error(check: PlacementCheck) -> PlacementError:
-    return PlacementError(
-        tried="verifying where the arena's pages lie",
-        because=f"too few pages of slice {check.worst_slice} lie on its nodes",
-        values={"local_ratio": round(check.worst_ratio or 0.0, 4), "limit_ratio": check.limit_ratio},
-        remedy="free memory on that node, or set placement.fallback to interleave, single-socket or degraded",
-    )
-
-
-@contextlib.contextmanager
-def _started_engine(configuration: Configuration, runner: ModelRunner, metrics: Metrics) -> Iterator[Engine]:
-    """The engine on its own thread, after the model has answered once; closed at the end."""
     settings = EngineSettings(
         max_queue=configuration.server.max_queue,
         request_timeout_seconds=configuration.server.request_timeout_seconds,
         max_tokens_default=configuration.server.max_tokens_default,
         chunk_tokens=configuration.model.chunk_tokens,
+        on_device_failure=lambda failure: loading.stop.ask_for_replacement(),
     )
     engine = Engine(runner, settings, metrics)
-    engine.start()
+    try:
+        engine.start()
+    except RuntimeError as error:
+        if runner.device_failure is None:
+            raise
+        raise device_error(runner.device_failure) from error
     try:
         yield engine
     finally:
@@ -307,21 +230,34 @@ def _watched(
                 is_repairing=configuration.placement.repair and not service.has_pinned_pages(),
             )
         )
-        if environment.watchdog_microseconds is not None:
-            interval_seconds = environment.watchdog_microseconds / 1_000_000
-            stack.enter_context(Watchdog(notifier, interval_seconds, service.is_progressing))
+        stack.enter_context(_pinging(environment, service, notifier))
+        yield
+
+
+@contextlib.contextmanager
+def _pinging(
+    environment: Environment, service: Service, notifier: Notifier, *, is_needed: bool = True
+) -> Iterator[None]:
+    """The supervisor hears signs of life where it asked for them."""
+    if environment.watchdog_microseconds is None or not is_needed:
+        yield
+        return
+    interval_seconds = environment.watchdog_microseconds / 1_000_000
+    with Watchdog(notifier, interval_seconds, service.is_progressing):
         yield
 
 
 def _serve_until_stopped(
-    loading: _Loading, environment: Environment, engine: Engine, read_again: Callable[[], Configuration]
+    loading: Loading, environment: Environment, engine: Engine, read_again: Callable[[], Configuration]
 ) -> None:
     """Watches over a serving daemon, reads settings again when asked, and drains it at the end."""
     configuration, service, notifier = loading.configuration, loading.service, loading.notifier
     while True:
         with _watched(configuration, environment, service, notifier):
-            if loading.stop.wait() is Request.STOP:
+            request = loading.stop.wait()
+            if request is Request.STOP:
                 _drain(configuration, service, engine, notifier, loading.stop)
+            if request is not Request.RELOAD:
                 return
         configuration = _reload(configuration, service, notifier, read_again)
 
@@ -365,15 +301,6 @@ def _drain(
         if engine.drain(min(rest_seconds, _PROGRESS_PAUSE_SECONDS)):
             return
     journal.warn("stopping", "requests were cut off", requests_running=engine.status().running)
-
-
-def _summary(plan: Plan, document: dict[str, object]) -> PlanSummary:
-    reasons = tuple(_notice(reason) for reason in plan.reasons)
-    return PlanSummary(plan.policy.value, plan.fingerprint, reasons, document)
-
-
-def _notice(reason: Reason) -> Notice:
-    return Notice(reason.code, reason.effect.value, reason.message, reason.remedy)
 
 
 def _version() -> str:

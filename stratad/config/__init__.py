@@ -7,6 +7,7 @@ from stratad.config.reading import load_configuration, parse_configuration
 from stratad.config.sections import (
     ArenaSection,
     Configuration,
+    DeviceFailure,
     GpuMode,
     GpuSection,
     KernelChoice,
@@ -24,6 +25,7 @@ from stratad.config.sections import (
 __all__ = [
     "ArenaSection",
     "Configuration",
+    "DeviceFailure",
     "Environment",
     "GpuMode",
     "GpuSection",

@@ -23,6 +23,7 @@ class Environment:
     runtime_directory: Path | None = None
     credentials_directory: Path | None = None
     plan_path: Path | None = None
+    state_directory: Path | None = None
     user_runtime_directory: Path | None = None
     temporary_directory: Path = Path("/tmp")
 
@@ -45,6 +46,7 @@ def read_environment(
         runtime_directory=Path(runtime) if runtime else None,
         credentials_directory=_optional_path(values.get("CREDENTIALS_DIRECTORY")),
         plan_path=_optional_path(values.get("STRATAD_PLAN")),
+        state_directory=_optional_path(values.get("STATE_DIRECTORY", "").split(":")[0]),
         user_runtime_directory=_optional_path(values.get("XDG_RUNTIME_DIR")),
         temporary_directory=Path(values.get("TMPDIR") or tempfile.gettempdir()),
     )
