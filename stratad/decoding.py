@@ -50,6 +50,7 @@ class DecodeLoop:
         self._runner = runner
         self._requests = requests
         self._timeout_seconds = settings.request_timeout_seconds
+        self._on_device_failure = settings.on_device_failure
         self._latency = latency
         self._limits = StepLimits(runner.batch_tokens, settings.chunk_tokens, runner.pool_tokens)
         self._seating = Seating(runner, settings.prompt_cache_bytes)
@@ -287,6 +288,9 @@ class DecodeLoop:
 
     def _take_back(self, slots: Sequence[Slot], error: Exception) -> None:
         """After a failed call: its only request ends, or each of several is computed alone from where it was."""
+        if self._runner.device_failure is not None:
+            # Nothing can be computed any more, nor cut: the memory is on the device.
+            raise _Broken(str(error)) from error
         if len(slots) == 1:
             self._fail(slots[0], error)
             return
@@ -311,7 +315,7 @@ class DecodeLoop:
             slot.keep_beginning(0, self._runner)
         except Exception as truncate_error:
             raise _Broken(f"{error}; clearing the memory failed as well: {truncate_error}") from error
-        if self._failures_in_row >= _FAILURES_UNTIL_BROKEN:
+        if self._runner.device_failure is not None or self._failures_in_row >= _FAILURES_UNTIL_BROKEN:
             raise _Broken(str(error))
 
     def _give_up(self, failure: str) -> None:
@@ -321,3 +325,5 @@ class DecodeLoop:
         for slot in self._busy_slots():
             self._end(slot, EngineFailure(f"the engine has failed: {failure}"))
         self._tell_slots()
+        if self._runner.device_failure is not None:
+            self._on_device_failure(self._runner.device_failure)

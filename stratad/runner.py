@@ -1,8 +1,8 @@
 """What the server asks of a loaded model: the border between Python and the native engine.
 
 `stratad.native_runner.NativeRunner` implements `ModelRunner` over the native module; tests implement it
-with a scripted one. The engine sees nothing else of the native side. Only `counters` and
-`placement` may be called from any thread; everything else belongs to the decode thread.
+with a scripted one. The engine sees nothing else of the native side. Only `counters`,
+`device_failure` and `placement` may be called from any thread; everything else belongs to the decode thread.
 """
 
 from __future__ import annotations
@@ -61,11 +61,32 @@ class SliceCounters:
 
 
 @dataclass(frozen=True, slots=True)
-class CacheCounters:
-    """Reads of experts that a GPU's cache held, and those that went to the arena."""
+class GpuCounters:
+    """What one GPU has done since its model was loaded.
 
-    hits: int
-    misses: int
+    `steps` are passes over the model. In them the decode thread waited `wait_seconds` for the GPU to reach a layer's
+    experts, the pool computed for `pool_seconds`, and `copy_seconds` went into handing over activations and waiting
+    for weights; meanwhile, on a thread of its own, weights were copied for `upload_seconds`. `prefill_bytes` of them
+    were for large batches, `cache_swap_bytes` for `cache_swaps` exchanges of hot experts. Hits and misses are choices
+    of the router that were computed in VRAM or by the pool, `cache_hit_bytes` the weights of the hits. The cache has
+    `cache_slots` in `cache_bytes`, of which `cache_resident` hold an expert.
+    """
+
+    device: str
+    steps: int
+    wait_seconds: float
+    pool_seconds: float
+    copy_seconds: float
+    upload_seconds: float
+    prefill_bytes: int
+    cache_hits: int
+    cache_misses: int
+    cache_hit_bytes: int
+    cache_swaps: int
+    cache_swap_bytes: int
+    cache_slots: int
+    cache_resident: int
+    cache_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +107,7 @@ class NativeCounters:
         calls: Calls of llama.cpp.
         call_tokens: Tokens computed in them.
         call_seconds: Time in them.
-        expert_cache: The expert cache's totals; None where there is no such cache.
+        gpus: One for each GPU in use.
     """
 
     slices: tuple[SliceCounters, ...]
@@ -102,7 +123,7 @@ class NativeCounters:
     calls: int = 0
     call_tokens: int = 0
     call_seconds: float = 0.0
-    expert_cache: CacheCounters | None = None
+    gpus: tuple[GpuCounters, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +261,10 @@ class ModelRunner(Protocol):
     @property
     def eos_text(self) -> str:
         """Text of the end token, for templates; empty when the model has none."""
+
+    @property
+    def device_failure(self) -> str | None:
+        """Why a GPU has failed, after which `decode` always raises; None while all is well. Safe from any thread."""
 
     def open_sampler(self, sampling: SamplingParameters) -> Sampler:
         """A sampler for one request. Raises ValueError when the grammar does not parse."""

@@ -28,9 +28,9 @@ from stratad.generation import (
 from stratad.metrics import Sample
 from stratad.runner import ModelRunner
 from stratad.service_document import (
-    cache_document,
     check_document,
     decode_document,
+    expert_share_document,
     pool_document,
     reason_document,
 )
@@ -78,6 +78,7 @@ class PlanSummary:
     arena_scope: str = ""
     slices: tuple[PlannedSliceDocument, ...] = ()
     machine: MachineDocument | None = None
+    worker_count: int = 0
 
     def as_document(self) -> PlanSummaryDocument:
         """The plan in short."""
@@ -85,6 +86,7 @@ class PlanSummary:
             policy=self.policy,
             fingerprint=self.fingerprint,
             confidence=self.confidence,
+            worker_count=self.worker_count,
             slices=list(self.slices),
         )
 
@@ -219,6 +221,13 @@ class Service:
         if parts is not None:
             parts.engine.stop_accepting()
 
+    def replacing(self) -> None:
+        """What served has failed and something else is loaded in its place."""
+        with self._lock:
+            self._parts = None
+            self._check = None
+            self._state, self._stage, self._fraction = ServiceState.LOADING, "starting anew", 0.0
+
     def stopped(self) -> None:
         """The engine and the runner are about to be closed: nothing may ask them any more."""
         with self._lock:
@@ -264,6 +273,10 @@ class Service:
         """Moves pages that lie elsewhere than planned back, and gives how many it moved."""
         return self._serving_parts().runner.repair_placement()
 
+    def has_pinned_pages(self) -> bool:
+        """Whether a GPU's runtime has pages of the arena registered: those are never moved."""
+        return self._serving_parts().runner.counters().pinned_bytes > 0
+
     def is_progressing(self) -> bool:
         """False when a request has made no step for too long, or the engine has failed: restart it then."""
         with self._lock:
@@ -298,7 +311,7 @@ class Service:
             placement=check_document(check, age_seconds) if check else None,
             decode=decode_document(parts.engine.status(), parts.runner) if parts else None,
             pool=pool_document(counters) if counters else None,
-            expert_cache=cache_document(counters) if counters else None,
+            experts=expert_share_document(counters) if counters else None,
         )
 
     def plan_document(self) -> Mapping[str, object] | None:

@@ -11,6 +11,7 @@
 #include "arena/read_rate.hpp"
 #include "arena/row_cut.hpp"
 #include "backend/device.hpp"
+#include "bindings/gpu_modules.hpp"
 #include "bindings/measure.hpp"
 #include "engine/context.hpp"
 #include "engine/model.hpp"
@@ -164,6 +165,7 @@ void bind_arena(py::module_& module) {
       .def_property_readonly("outcome", &Arena::outcome)
       .def("slice_bytes", &Arena::slice_bytes, py::arg("slice"))
       .def("repair", &Arena::repair, ReleaseGil())
+      .def_property_readonly("are_pages_held", &Arena::are_pages_held)
       .def(
           "sample_placement",
           [](const Arena& arena, int slice, size_t page_count) {
@@ -310,17 +312,17 @@ void bind_model(py::module_& module) {
       .def_static(
           "load",
           [](const std::vector<std::string>& paths, std::shared_ptr<Pool> pool, const PlaceOptions& place,
-             bool use_arena, ArenaScope scope, std::shared_ptr<GpuOffload> gpu, int gpu_layer_count,
-             bool release_page_cache, const py::object& progress) {
+             bool use_arena, const std::string& plain_gpu, ArenaScope scope, std::shared_ptr<GpuOffload> gpu,
+             int gpu_layer_count, bool release_page_cache, const py::object& progress) {
             const Progress native_progress = progress_of(progress);
             const py::gil_scoped_release release;
-            return Model::load(
-                {paths, use_arena, scope, std::move(gpu), gpu_layer_count, release_page_cache, place},
-                std::move(pool), native_progress);
+            return Model::load({paths, use_arena, plain_gpu, scope, std::move(gpu), gpu_layer_count,
+                                release_page_cache, place},
+                               std::move(pool), native_progress);
           },
           py::arg("paths"), py::arg("pool") = nullptr, py::kw_only(), py::arg("place") = PlaceOptions{},
-          py::arg("use_arena") = true, py::arg("scope") = ArenaScope::kExperts, py::arg("gpu") = nullptr,
-          py::arg("gpu_layer_count") = -1, py::arg("release_page_cache") = false,
+          py::arg("use_arena") = true, py::arg("plain_gpu") = "", py::arg("scope") = ArenaScope::kExperts,
+          py::arg("gpu") = nullptr, py::arg("gpu_layer_count") = -1, py::arg("release_page_cache") = false,
           py::arg("progress") = py::none())
       .def_property_readonly("arenas", &Model::arenas)
       .def_property_readonly("gpu", &Model::gpu)
@@ -353,6 +355,7 @@ void bind_model(py::module_& module) {
 }
 
 void bind_context(py::module_& module) {
+  module.attr("DEVICE_FAILED") = kDeviceFailed;
   py::class_<Batch>(module, "Batch")
       .def(py::init<>())
       .def("add", &Batch::add, py::arg("token"), py::arg("position"), py::arg("sequence") = 0,
@@ -439,5 +442,6 @@ PYBIND11_MODULE(_native, module) {
   bind_context(module);
   bind_sampler(module);
   bind_measure(module);
+  bind_gpu_modules(module);
   module.def("llama_version", [] { return std::string(llama_version()); });
 }

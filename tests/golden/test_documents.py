@@ -161,8 +161,13 @@ def test_every_constant_has_a_note_and_every_reason_that_stops_or_warns_has_a_wa
     assert set(CONSTANT_NOTES) == {field.name for field in dataclasses.fields(CostConstants)}
     informs = {
         "arena-holds-weights",
+        "arena-pinned",
+        "arena-pinning-unsupported",
         "arena-scope-requested",
+        "cpu-share-measured",
+        "gpu-layers-assigned",
         "gpu-node-preferred",
+        "gpu-used",
         "most-local-feasible",
         "no-experts",
         "placement-repaired",

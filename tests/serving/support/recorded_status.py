@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from planner import make_plan, plan_to_dict
 from stratad.machine_view import plan_summary
 from stratad.runner import (
-    CacheCounters,
+    GpuCounters,
     NativeCounters,
     PlacementReport,
     SliceCounters,
@@ -40,8 +40,9 @@ class PlannedRunner(ScriptedRunner):
         one = SliceCounters(
             0.02 * self._looks, 0.004 * self._looks, 400 * self._looks, self._looks * 10**9, 0, 11
         )
-        cache = CacheCounters(930 * self._looks, 70 * self._looks) if self._has_cache else None
-        return NativeCounters((one,) * self._slice_count, 48 * self._looks, 0, expert_cache=cache)
+        gpu = GpuCounters("GPU0", 1, 0, 0, 0, 0, 0, 930 * self._looks, 70 * self._looks, 0, 0, 0, 64, 64, 0)
+        gpus = (gpu,) if self._has_cache else ()
+        return NativeCounters((one,) * self._slice_count, 48 * self._looks, 0, gpus=gpus)
 
 
 @contextmanager

@@ -166,6 +166,10 @@ class ScriptedRunner:
         """Tokens of every call."""
         return [sum(count for _, count in call) for call in self.calls]
 
+    @property
+    def device_failure(self) -> str | None:
+        return None
+
     def open_sampler(self, sampling: SamplingParameters) -> ScriptedSampler:
         if sampling.grammar == "broken":
             raise ValueError("the grammar does not parse")
