@@ -60,6 +60,7 @@ lint: setup
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/python -m tests.docs.links
 	@find native tests/native tests/bench -name '*.[ch]pp' | xargs $(BIN)/clang-format --dry-run --Werror
 
 bench: setup

@@ -61,6 +61,14 @@ class SliceCounters:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheCounters:
+    """Reads of experts that a GPU's cache held, and those that went to the arena."""
+
+    hits: int
+    misses: int
+
+
+@dataclass(frozen=True, slots=True)
 class NativeCounters:
     """Running totals of the native side; slices in the order of their index.
 
@@ -78,6 +86,7 @@ class NativeCounters:
         calls: Calls of llama.cpp.
         call_tokens: Tokens computed in them.
         call_seconds: Time in them.
+        expert_cache: The expert cache's totals; None where there is no such cache.
     """
 
     slices: tuple[SliceCounters, ...]
@@ -93,6 +102,7 @@ class NativeCounters:
     calls: int = 0
     call_tokens: int = 0
     call_seconds: float = 0.0
+    expert_cache: CacheCounters | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from planner import (
 )
 from planner.sysfs import Tree
 from stratad import journal
+from stratad.access import Access
 from stratad.apply import apply_process_memory, open_runner
 from stratad.chat_template import FALLBACK_TEMPLATE_NAME, ChatTemplate, open_chat_template
 from stratad.config import Configuration, Environment
@@ -26,6 +27,7 @@ from stratad.engine import Engine
 from stratad.engine_status import EngineSettings
 from stratad.errors import LoadCancelled, PlacementError, StratadError, render_error
 from stratad.facts import machine_facts
+from stratad.machine_view import plan_summary
 from stratad.machine_watch import MachineWatch
 from stratad.metrics import Metrics, Sample
 from stratad.model import ModelFacts, read_model_facts
@@ -37,8 +39,8 @@ from stratad.reason_log import inform_of, warn_of
 from stratad.reload import reloaded, settings_that_differ
 from stratad.runner import ModelRunner
 from stratad.runtime_directory import publish_plan, published, runtime_directory
-from stratad.server import HttpServer, ServerSettings, create_app, open_listener
-from stratad.service import PlanSummary, Service, ServiceLimits, ServingParts
+from stratad.server import HttpServer, create_app, open_listener
+from stratad.service import Service, ServiceLimits, ServingParts
 from stratad.service_samples import node_memory_samples
 from stratad.slot_memory import with_fitting_slots
 from stratad.starting_plan import DEGRADING_CODES, decide_plan, starting_plan
@@ -89,12 +91,14 @@ def run_daemon(
         service, metrics = _open_service(configuration, environment, topology)
         for reason in findings:
             service.found(reason, degrades=reason.code in DEGRADING_CODES)
-        with _listening(configuration, environment, service, metrics) as (server, directory):
+        access = Access(service, environment.credentials_directory, stop.request_stop)
+        access.read(configuration)
+        with _listening(configuration, environment, access, metrics) as (server, directory):
             loading = _Loading(configuration, topology, model, directory, service, notifier, stop)
             with _loaded(loading, plan) as runner, _started_engine(configuration, runner, metrics) as engine:
                 service.serving(ServingParts(engine, runner, _chat_template(runner, service)))
                 _say_ready(service, notifier)
-                _serve_until_stopped(loading, environment, engine, read_again_fitting)
+                _serve_until_stopped(loading, environment, engine, access, read_again_fitting)
                 # Answers that are cut off still go out; after that nobody can reach the runner any more.
                 service.stopped()
                 engine.close()
@@ -130,17 +134,17 @@ def _limits(configuration: Configuration) -> ServiceLimits:
 
 @contextlib.contextmanager
 def _listening(
-    configuration: Configuration, environment: Environment, service: Service, metrics: Metrics
+    configuration: Configuration, environment: Environment, access: Access, metrics: Metrics
 ) -> Iterator[tuple[HttpServer, Path]]:
     """Listens and answers from now on, with /health saying "loading"; gives server and runtime directory."""
     settings = configuration.server
     listener = open_listener(settings.host, settings.port, settings.unix_socket)
-    app_settings = ServerSettings(settings.max_body_bytes, listener.is_loopback, settings.allowed_hosts)
-    server = HttpServer(create_app(service, metrics, app_settings), listener)
+    app_settings = access.server_settings(configuration, listener)
+    server = HttpServer(create_app(access.service, metrics, app_settings), listener)
     server.start()
     directory = runtime_directory(settings.runtime_directory, environment)
     try:
-        with published(directory, listener.endpoint):
+        with published(directory, listener.endpoint, access.token):
             journal.inform("listening", endpoint=listener.endpoint)
             yield server, directory
     finally:
@@ -167,7 +171,7 @@ class _Loading:
         """Loads the model by `plan`. Raises _StoppedWhileLoading when asked to stop meanwhile."""
         document = plan_to_dict(plan)
         publish_plan(self.directory, document)
-        self.service.planned(_summary(plan, document))
+        self.service.planned(plan_summary(plan, document, self.topology))
         try:
             runner = open_runner(plan, self.model, self.configuration, self._progress)
         except LoadCancelled:
@@ -316,7 +320,11 @@ def _watched(
 
 
 def _serve_until_stopped(
-    loading: _Loading, environment: Environment, engine: Engine, read_again: Callable[[], Configuration]
+    loading: _Loading,
+    environment: Environment,
+    engine: Engine,
+    access: Access,
+    read_again: Callable[[], Configuration],
 ) -> None:
     """Watches over a serving daemon, reads settings again when asked, and drains it at the end."""
     configuration, service, notifier = loading.configuration, loading.service, loading.notifier
@@ -325,26 +333,27 @@ def _serve_until_stopped(
             if loading.stop.wait() is Request.STOP:
                 _drain(configuration, service, engine, notifier, loading.stop)
                 return
-        configuration = _reload(configuration, service, notifier, read_again)
+        configuration = _reload(configuration, access, notifier, read_again)
 
 
 def _reload(
-    running: Configuration, service: Service, notifier: Notifier, read_again: Callable[[], Configuration]
+    running: Configuration, access: Access, notifier: Notifier, read_again: Callable[[], Configuration]
 ) -> Configuration:
     """The configuration that counts after SIGHUP; a file that cannot be used changes nothing."""
     notifier.reloading()
     try:
         fresh = read_again()
+        result = reloaded(running, fresh)
+        access.read(result)
     except StratadError as error:
         journal.report_block(render_error(error))
         notifier.ready("the configuration cannot be used; the former one still counts")
         return running
-    result = reloaded(running, fresh)
-    service.limited(_limits(result))
+    access.service.limited(_limits(result))
     journal.inform("reload", settings=",".join(settings_that_differ(running, result)) or "none")
     if later := settings_that_differ(result, fresh):
         journal.warn("reload", "these settings count after a restart", settings=",".join(later))
-    _say_ready(service, notifier)
+    _say_ready(access.service, notifier)
     return result
 
 
@@ -367,17 +376,6 @@ def _drain(
         if engine.drain(min(rest_seconds, _PROGRESS_PAUSE_SECONDS)):
             return
     journal.warn("stopping", "requests were cut off", requests_running=engine.status().running)
-
-
-def _summary(plan: Plan, document: dict[str, object]) -> PlanSummary:
-    return PlanSummary(
-        plan.policy.value,
-        plan.fingerprint,
-        plan.reasons,
-        document,
-        plan.confidence.value,
-        plan.arena_scope.value,
-    )
 
 
 def _version() -> str:

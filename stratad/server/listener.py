@@ -16,9 +16,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from stratad.errors import DaemonError
-
-# Request line and headers together; h11's own default.
-_MAX_HEADER_BYTES = 16 * 1024
+from stratad.server.limits import MAX_HEADER_BYTES
 
 _BACKLOG = 128
 
@@ -127,7 +125,7 @@ class HttpServer:
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
+                h11_max_incomplete_event_size=MAX_HEADER_BYTES,
                 timeout_graceful_shutdown=5,
             )
         )

@@ -135,6 +135,7 @@ def test_the_example_is_valid_and_shows_every_key_with_its_default() -> None:
         "placement.test_slices",
         "server.unix_socket",
         "server.allowed_hosts",
+        "server.api_keys_file",
         "server.max_tokens_default",
         "server.runtime_directory",
     }:
