@@ -31,6 +31,7 @@ SOCKET_PATH = Path("/run/systemd/journal/socket")
 
 SUBJECTS: Mapping[str, str] = {
     "chat template": "which template renders chats, where it is not the model's own",
+    "drain": "that somebody had the daemon refuse requests, or take them again",
     "engine": "steps of decoding that failed",
     "listening": "the address that answers from now on",
     "loading": "how far loading has come: at every new stage, and every ten seconds",
@@ -67,6 +68,7 @@ FIELDS: Mapping[str, str] = {
     "settings": "settings concerned, as section.key with commas between",
     "stage": "what loading does now",
     "state": "the daemon's state, as /health tells it",
+    "stays": "whether the daemon stays when it has drained",
     "threads": "threads that were put back",
     "verdict": "met, below-limit, unverifiable or not-applicable",
     "worst_ratio": "share of pages on their own nodes, of the slice that has the lowest",
