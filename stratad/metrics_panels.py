@@ -217,7 +217,7 @@ SECTIONS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 ),
                 "short",
             ),
-            Panel("Arena pinned for the GPU", (_value("stratad_arena_pinned_bytes", "{{instance}}"),)),
+            Panel("Arena pinned for the GPU", (_value("stratad_pinned_bytes", "{{instance}}"),)),
         ),
     ),
     (

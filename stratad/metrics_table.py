@@ -259,12 +259,11 @@ _PLACEMENT = (
     ),
     MetricSpec("stratad_arena_locked_bytes", _GAUGE, "Bytes of the arena locked in memory.", (), "bytes"),
     MetricSpec(
-        "stratad_arena_pinned_bytes",
+        "stratad_pinned_bytes",
         _GAUGE,
-        "Bytes of the arena registered for the GPU's DMA.",
+        "Bytes of the arena that are registered with a GPU's runtime; 0 without one.",
         (),
         "bytes",
-        only_with="a GPU",
     ),
 )
 

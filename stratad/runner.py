@@ -61,6 +61,14 @@ class SliceCounters:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheCounters:
+    """Reads of experts that a GPU's cache held, and those that went to the arena."""
+
+    hits: int
+    misses: int
+
+
+@dataclass(frozen=True, slots=True)
 class NativeCounters:
     """Running totals of the native side; slices in the order of their index.
 
@@ -69,6 +77,7 @@ class NativeCounters:
         fused_chains: Expert layers computed as one job.
         fallback_operations: Operations of expert layers that ran by themselves.
         repaired_pages: Pages moved back to their slice's node.
+        pinned_bytes: Of the arena, registered with a GPU's runtime.
         locked_bytes: Of the arena, locked in memory.
         jobs: Pairs of kind and number of the pool's other jobs, sorted by kind.
         small_runs: Runs of small operations on the decode thread alone.
@@ -77,12 +86,14 @@ class NativeCounters:
         calls: Calls of llama.cpp.
         call_tokens: Tokens computed in them.
         call_seconds: Time in them.
+        expert_cache: The expert cache's totals; None where there is no such cache.
     """
 
     slices: tuple[SliceCounters, ...]
     fused_chains: int
     fallback_operations: int
     repaired_pages: int = 0
+    pinned_bytes: int = 0
     locked_bytes: int = 0
     jobs: tuple[tuple[str, int], ...] = ()
     small_runs: int = 0
@@ -91,6 +102,7 @@ class NativeCounters:
     calls: int = 0
     call_tokens: int = 0
     call_seconds: float = 0.0
+    expert_cache: CacheCounters | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,13 @@ from stratad.generation import (
 )
 from stratad.metrics import Sample
 from stratad.runner import ModelRunner
+from stratad.service_document import (
+    cache_document,
+    check_document,
+    decode_document,
+    pool_document,
+    reason_document,
+)
 from stratad.service_samples import (
     check_samples,
     counter_samples,
@@ -35,7 +42,13 @@ from stratad.service_samples import (
     refusal_samples,
     state_samples,
 )
-from stratad.verify import PlacementCheck, Verdict, check_placement, placement_document
+from stratad.status_document import (
+    MachineDocument,
+    PlannedSliceDocument,
+    PlanSummaryDocument,
+    StatusDocument,
+)
+from stratad.verify import PlacementCheck, Verdict, check_placement
 
 _REFUSALS = (EngineFailure, InvalidRequest, NotAccepting, PromptTooLong, QueueFull)
 
@@ -52,7 +65,10 @@ class ServiceState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PlanSummary:
-    """The plan in force, as far as the service shows it; `document` is the whole plan as JSON values."""
+    """The plan in force, as far as the service shows it; `document` is the whole plan as JSON values.
+
+    `machine` is the machine that it was made for, with what each CPU does by it.
+    """
 
     policy: str
     fingerprint: str
@@ -60,6 +76,17 @@ class PlanSummary:
     document: Mapping[str, object] = field(default_factory=dict)
     confidence: str = ""
     arena_scope: str = ""
+    slices: tuple[PlannedSliceDocument, ...] = ()
+    machine: MachineDocument | None = None
+
+    def as_document(self) -> PlanSummaryDocument:
+        """The plan in short."""
+        return PlanSummaryDocument(
+            policy=self.policy,
+            fingerprint=self.fingerprint,
+            confidence=self.confidence,
+            slices=list(self.slices),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +109,10 @@ class ServingParts:
     chat_template: ChatTemplate
 
 
+class NotServing(Exception):
+    """Something was asked of a daemon that only a serving one can do."""
+
+
 class Service:
     """The daemon's state, and the way to the engine once there is one."""
 
@@ -89,6 +120,7 @@ class Service:
         self.model_name = model_name
         self.version = version
         self.created_seconds = int(time.time())
+        self._start_seconds = time.monotonic()
         self._limits = limits
         self._lock = threading.Lock()
         self._state = ServiceState.LOADING
@@ -97,6 +129,7 @@ class Service:
         self._plan: PlanSummary | None = None
         self._findings: dict[str, Reason] = {}
         self._degrading: set[str] = set()
+        self._is_stopping = False
         self._parts: ServingParts | None = None
         self._check: PlacementCheck | None = None
         self._check_seconds = 0.0
@@ -151,10 +184,37 @@ class Service:
             self._state = ServiceState.READY
             self._settle_state()
 
+    def pause(self) -> None:
+        """New requests are refused until `resume`. May be repeated.
+
+        Raises:
+            NotServing: The daemon does not serve, so there is nothing to pause.
+        """
+        with self._lock:
+            if self._parts is None or self._is_stopping:
+                raise NotServing("it is starting or stopping")
+            self._state = ServiceState.DRAINING
+            self._parts.engine.stop_accepting()
+
+    def resume(self) -> None:
+        """Requests are taken again after `pause`; does nothing when there was none.
+
+        Raises:
+            NotServing: The daemon is stopping for good, or has not served yet.
+        """
+        with self._lock:
+            if self._parts is None or self._is_stopping:
+                raise NotServing("it is starting or stopping")
+            if self._state is ServiceState.DRAINING:
+                self._parts.engine.start_accepting()
+                self._state = ServiceState.READY
+                self._settle_state()
+
     def draining(self) -> None:
-        """New requests are refused from now on."""
+        """New requests are refused from now on, for good."""
         with self._lock:
             self._state = ServiceState.DRAINING
+            self._is_stopping = True
             parts = self._parts
         if parts is not None:
             parts.engine.stop_accepting()
@@ -215,25 +275,31 @@ class Service:
             and parts.engine.status().failure is None
         )
 
-    def document(self) -> dict[str, object]:
-        """Everything `stratactl status` and the status page show, as JSON values."""
+    def document(self) -> StatusDocument:
+        """Everything `stratactl status` and the status page show."""
         state = self.state
         with self._lock:
             plan, check, parts = self._plan, self._check, self._parts
-            age_seconds = time.monotonic() - self._check_seconds
+            now_seconds = time.monotonic()
+            age_seconds = now_seconds - self._check_seconds
             stage, fraction = self._stage, self._fraction
             reasons = [*(plan.reasons if plan else ()), *self._findings.values()]
-        return {
-            "state": state.value,
-            "stage": stage,
-            "loaded_ratio": fraction,
-            "model": self.model_name,
-            "version": self.version,
-            "plan": {"policy": plan.policy, "fingerprint": plan.fingerprint} if plan else None,
-            "reasons": [_reason_document(reason) for reason in reasons],
-            "placement": {**placement_document(check), "age_seconds": age_seconds} if check else None,
-            "decode": _decode_document(parts.engine) if parts else None,
-        }
+        counters = parts.runner.counters() if parts else None
+        return StatusDocument(
+            state=state.value,
+            stage=stage,
+            loaded_ratio=fraction,
+            uptime_seconds=now_seconds - self._start_seconds,
+            model=self.model_name,
+            version=self.version,
+            plan=plan.as_document() if plan else None,
+            machine=plan.machine if plan else None,
+            reasons=[reason_document(reason) for reason in reasons],
+            placement=check_document(check, age_seconds) if check else None,
+            decode=decode_document(parts.engine.status(), parts.runner) if parts else None,
+            pool=pool_document(counters) if counters else None,
+            expert_cache=cache_document(counters) if counters else None,
+        )
 
     def plan_document(self) -> Mapping[str, object] | None:
         """The whole plan as JSON values; None before there is one."""
@@ -280,29 +346,3 @@ class Service:
             if self._parts is None:
                 raise NotAccepting(f"the model is not served now: {self._state.value}, {self._stage}")
             return self._parts
-
-
-def _reason_document(reason: Reason) -> dict[str, object]:
-    return {
-        "code": reason.code,
-        "effect": reason.effect.value,
-        "message": reason.message,
-        "remedy": reason.remedy,
-    }
-
-
-def _decode_document(engine: Engine) -> dict[str, object]:
-    status = engine.status()
-    steps_per_second = status.decode_steps / status.decode_seconds if status.decode_seconds else None
-    return {
-        "requests_running": status.running,
-        "requests_waiting": status.waiting,
-        "slots": status.slots,
-        "held_tokens": status.held_tokens,
-        "prompt_tokens_cached": status.cached_tokens,
-        "generation_tokens": status.generation_tokens,
-        "prompt_tokens": status.prompt_tokens,
-        "decode_steps": status.decode_steps,
-        "decode_steps_per_second": steps_per_second,
-        "last_timings": status.last_timings.as_document() if status.last_timings else None,
-    }

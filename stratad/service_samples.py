@@ -84,6 +84,7 @@ def counter_samples(counters: NativeCounters) -> Iterator[Sample]:
     yield Sample("stratad_engine_tokens_total", counters.call_tokens)
     yield Sample("stratad_engine_seconds_total", counters.call_seconds)
     yield Sample("stratad_placement_repaired_pages_total", counters.repaired_pages)
+    yield Sample("stratad_pinned_bytes", counters.pinned_bytes)
     yield Sample("stratad_arena_locked_bytes", counters.locked_bytes)
 
 

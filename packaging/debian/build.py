@@ -118,6 +118,8 @@ def source_folder(work: Path, wheel: Path, dependencies: Path) -> Path:
     shutil.copy(ROOT / "README.md", source)
     (source / "demo").mkdir()
     shutil.copy(ROOT / "etc/demo/demo-moe.gguf", source / "demo")
+    for name in ("prometheus", "grafana"):
+        shutil.copytree(ROOT / "etc" / name, source / "monitoring" / name)
     return source
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
 import logging
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -208,7 +210,13 @@ def test_status_has_rates_reasons_and_placement() -> None:
         served.client().completions.create(model=MODEL, prompt="abcd")
         served.service.sample_placement()
         status = httpx.get(served.url + "/status").json()
-    assert status["plan"] == {"policy": "off", "fingerprint": "f00d"}
+    assert (status["plan"]["policy"], status["plan"]["fingerprint"]) == ("off", "f00d")
+    assert status["machine"] is None
+    assert status["pool"]["slices"][0]["drain_seconds"] == 0.25
+    assert status["expert_cache"] is None, "there is no cache, so it has no hit rate"
+    assert status["decode"]["slot_list"] == [
+        {"slot": 0, "work": None, "held_tokens": 8, "prompt_tokens": None, "generated_tokens": None}
+    ]
     assert [reason["message"] for reason in status["reasons"]] == ["second"]
     assert status["decode"]["generation_tokens"] == 4
     assert status["decode"]["last_timings"]["predicted_n"] == 4
@@ -220,8 +228,24 @@ def test_the_page_stands_alone() -> None:
         page = httpx.get(served.url + "/")
     assert page.headers["content-type"].startswith("text/html")
     assert "default-src 'none'" in page.headers["content-security-policy"]
-    # Nothing from elsewhere: no link, no source, no absolute address.
-    assert not re.search(r"https?://|\bsrc=|<link", page.text)
+    # Nothing from elsewhere: no source, no link but the icon in itself, no address but the name of SVG.
+    text = page.text.replace("http://www.w3.org/2000/svg", "").replace('<link rel="icon" href="data:', "")
+    assert not re.search(r"https?://|\bsrc=|<link|@import|url\(", text)
+    # No handler in the markup; the policy would refuse it.
+    assert not re.search(r"<[^>]+\son\w+=", text)
+
+
+def test_the_pages_policy_names_its_style_and_its_script_by_their_hashes() -> None:
+    with serve() as served:
+        page = httpx.get(served.url + "/")
+    policy = page.headers["content-security-policy"]
+    for kind in ("style", "script"):
+        content = re.findall(rf"<{kind}>(.*?)</{kind}>", page.text, re.DOTALL)
+        assert len(content) == 1, "what is not named by a hash does not run"
+        digest = base64.b64encode(hashlib.sha256(content[0].encode()).digest()).decode()
+        assert f"{kind}-src 'sha256-{digest}'" in policy
+    assert "unsafe" not in policy
+    assert "require-trusted-types-for 'script'" in policy
 
 
 def test_free_memory_is_read_per_node_and_a_missing_node_has_none(tmp_path: Path) -> None:
@@ -265,11 +289,15 @@ def test_a_scrape_holds_no_lock_that_decoding_or_other_clients_need() -> None:
             answer = served.client().completions.create(model=MODEL, prompt="abcd")
             assert answer.choices[0].text == "Hello!"
             served.service.found(Reason("headroom-tight", Effect.WARNS, "m"))
-            assert httpx.get(served.url + "/status").json()["decode"]["generation_tokens"] == 4
+            assert httpx.get(served.url + "/health").json() == {"status": "ready"}
+            # /status asks the native side as well: it waits, and whoever waits for it keeps nobody else waiting.
+            status = pool.submit(httpx.get, served.url + "/status", timeout=LIMIT_SECONDS)
+            assert served.client().completions.create(model=MODEL, prompt="abcd").choices[0].text == "Hello!"
             assert not scrape.done()
         finally:
             go_on.set()
         assert scrape.result()["stratad_state stratad_state=ready"] == 1
+        assert status.result().json()["decode"]["generation_tokens"] == 8
 
 
 def test_a_scrape_does_not_wait_for_a_step_of_decoding() -> None:

@@ -103,7 +103,7 @@ LAYERS = {
     "stratad/runner.py": set(),
     "stratad/verify.py": {"stratad.runner", "planner"},
     "stratad/schedule.py": set(),
-    "stratad/slots.py": {"stratad.generation", "stratad.prompt", "stratad.runner"},
+    "stratad/slots.py": {"stratad.engine_status", "stratad.generation", "stratad.prompt", "stratad.runner"},
     "stratad/request_queue.py": {"stratad.engine_status", "stratad.generation"},
     "stratad/decoding.py": {
         "stratad.engine_status",
