@@ -200,6 +200,8 @@ def test_link_records_tell_failed_lanes_from_other_errors() -> None:
     assert (found.record_count, found.lane_failure_count) == (2, 1)
     assert found.last_line == "mce: UPI: COR Phy Lane Failure, recovery in x8 width"
     assert link_records("Machine Check: 0 Bank 5: c80000c000300e0f").lane_failure_count == 0
+    assert link_records("amdgpu 0000:03:00.0: XGMI: link failure").record_count == 0
+    assert link_records("mlx5_core: PCS error").record_count == 0
 
 
 def test_unit_settings_follow_systemds_order() -> None:
