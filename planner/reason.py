@@ -98,7 +98,7 @@ REASON_CODES: Mapping[str, ReasonCode] = {
     ),
     "arena-scope-requested": ReasonCode("the operator said what the arena holds (arena.scope)"),
     "bench-ignored": ReasonCode(
-        "a recorded benchmark is of another machine or shape and was not used",
+        "a recorded benchmark is of another machine or kernel and was not used",
         "Run `stratactl bench` again on this machine.",
     ),
     "chat-template-fallback": ReasonCode(

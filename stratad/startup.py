@@ -6,7 +6,6 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from importlib import metadata
 from pathlib import Path
 
 from planner import (
@@ -49,6 +48,7 @@ from stratad.starting_plan import DEGRADING_CODES, decide_plan, starting_plan
 from stratad.stop_signals import Request, StopSignals
 from stratad.systemd import Notifier, Watchdog
 from stratad.verify import PlacementCheck, check_placement
+from stratad.version import stratad_version
 
 # Native code reports progress for every tensor; nobody reads more than a few lines a second.
 _PROGRESS_PAUSE_SECONDS = 0.5
@@ -118,7 +118,7 @@ def _open_service(
 ) -> tuple[Service, Metrics]:
     """The service in its state of loading, and the metrics that read it."""
     name = configuration.model.name or configuration.model.path.stem
-    service = Service(name, _version(), _limits(configuration))
+    service = Service(name, stratad_version(), _limits(configuration))
     metrics = Metrics(name)
     metrics.add_source(service.samples)
     tree, node_ids = Tree(Path("/")), [node.node_id for node in topology.nodes]
@@ -397,10 +397,3 @@ def _drain(
         if engine.drain(min(rest_seconds, _PROGRESS_PAUSE_SECONDS)):
             return
     journal.warn("stopping", "requests were cut off", requests_running=engine.status().running)
-
-
-def _version() -> str:
-    try:
-        return metadata.version("stratad")
-    except metadata.PackageNotFoundError:
-        return "source"

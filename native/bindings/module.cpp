@@ -11,6 +11,7 @@
 #include "arena/read_rate.hpp"
 #include "arena/row_cut.hpp"
 #include "backend/device.hpp"
+#include "bindings/measure.hpp"
 #include "engine/context.hpp"
 #include "engine/model.hpp"
 #include "engine/sampler.hpp"
@@ -437,5 +438,6 @@ PYBIND11_MODULE(_native, module) {
   bind_model(module);
   bind_context(module);
   bind_sampler(module);
+  bind_measure(module);
   module.def("llama_version", [] { return std::string(llama_version()); });
 }

@@ -46,6 +46,8 @@ COMMANDS: Mapping[str, CommandEntry] = {
     "doctor": CommandEntry(
         "stratad.cli.doctor", "doctor", "Look for what stands in the way, and say what to do."
     ),
+    "bench": CommandEntry("stratad.cli.bench", "bench", "Measure this machine for the planner."),
+    "tune": CommandEntry("stratad.cli.tune", "tune", "Judge policies end to end on your model."),
 }
 
 

@@ -77,9 +77,9 @@ def test_the_doctors_checks_read_nothing() -> None:
             )
 
 
-def test_only_two_files_import_the_native_module() -> None:
+def test_only_three_files_import_the_native_module() -> None:
     users = {name_of(path) for path in PYTHON_FILES if "stratad._native" in imported_modules(path)}
-    assert users == {"stratad/apply.py", "stratad/native_runner.py"}
+    assert users == {"stratad/apply.py", "stratad/bench/native_probe.py", "stratad/native_runner.py"}
 
 
 def test_the_environment_is_read_in_the_configuration_only() -> None:
@@ -138,6 +138,16 @@ LAYERS = {
         "stratad.runner",
     },
 }
+
+
+def test_judging_and_concluding_touch_no_machine() -> None:
+    """What decides is pure: no clock, no file, no process, no native side."""
+    pure = ["bench/cases.py", "bench/conclude.py", "bench/results.py", "tune/judge.py", "tune/statistics.py"]
+    for name in pure:
+        path = ROOT / "stratad" / name
+        forbidden = {"time", "os", "pathlib", "subprocess", "socket", "stratad._native"}
+        assert not imported_modules(path) & forbidden, name
+        assert "open" not in called_names(path), name
 
 
 @pytest.mark.parametrize("layer", sorted(LAYERS))
