@@ -45,7 +45,13 @@ class MachineWatch(Watch):
             journal.inform("machine", "is as planned again", fingerprint=here)
             return
         self._service.found(machine_reason(planned, here))
-        journal.warn("machine", "differs from the plan's", fingerprint=here, planned_fingerprint=planned)
+        journal.warn(
+            "machine",
+            "differs from the plan's",
+            fingerprint=here,
+            planned_fingerprint=planned,
+            code=CHANGED_CODE,
+        )
 
 
 def machine_reason(planned: str, here: str) -> Reason:

@@ -135,7 +135,8 @@ class PinWatch(Watch):
         if is_displaced is not self._is_displaced:
             write = journal.warn if is_displaced else journal.inform
             missing = format_id_list(check.missing_cpu_ids)
-            write("pinning", "", missing_cpus=missing or "none", allowed_cpus=allowed)
+            code = DISPLACED_CODE if is_displaced else None
+            write("pinning", missing_cpus=missing or "none", allowed_cpus=allowed, code=code)
         self._is_displaced = is_displaced
 
 

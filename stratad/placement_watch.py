@@ -63,7 +63,7 @@ def tell_repair(service: Service, moved_pages: int) -> None:
         return
     message = f"{moved_pages} pages lay elsewhere than planned and were moved to their slice's node"
     service.found(Reason(REPAIRED_CODE, Effect.INFORMS, message, {"repaired_pages": moved_pages}))
-    journal.inform("placement", message, moved_pages=moved_pages)
+    journal.inform("placement", message, moved_pages=moved_pages, code=REPAIRED_CODE)
 
 
 def note_placement(service: Service, check: PlacementCheck) -> None:
@@ -98,8 +98,13 @@ def placement_reason(check: PlacementCheck) -> Reason | None:
 
 def log_placement(check: PlacementCheck) -> None:
     """One line for the check's verdict, as a warning when it is a bad one."""
-    values: dict[str, journal.Value] = {"verdict": check.verdict.value, "limit_ratio": check.limit_ratio}
-    if check.worst_ratio is not None:
-        values |= {"worst_slice": check.worst_slice, "worst_ratio": check.worst_ratio}
-    write = journal.warn if placement_reason(check) is not None else journal.inform
-    write("placement", "", **values)
+    reason = placement_reason(check)
+    write = journal.inform if reason is None else journal.warn
+    write(
+        "placement",
+        verdict=check.verdict.value,
+        limit_ratio=check.limit_ratio,
+        worst_slice=check.worst_slice,
+        worst_ratio=check.worst_ratio,
+        code=reason.code if reason else None,
+    )

@@ -48,6 +48,16 @@ def engine_samples(status: EngineStatus, context_tokens: int, model_name: str) -
     yield Sample("stratad_slots", status.slots, model)
     yield Sample("stratad_held_tokens", status.held_tokens, model)
     yield Sample("stratad_kv_cache_usage_ratio", status.held_tokens / (status.slots * context_tokens), model)
+    cache = status.prompt_cache
+    yield Sample("stratad_prompt_cache_bytes", cache.size_bytes, model)
+    yield Sample("stratad_prompt_cache_limit_bytes", cache.limit_bytes, model)
+    yield Sample("stratad_prompt_cache_entries", cache.entries, model)
+    yield Sample("stratad_prompt_cache_lookups_total", cache.lookups, model)
+    yield Sample("stratad_prompt_cache_restores_total", cache.restores, model)
+    yield Sample("stratad_prompt_cache_restored_tokens_total", cache.restored_tokens, model)
+    yield Sample("stratad_prompt_cache_saves_total", cache.saves, model)
+    yield Sample("stratad_prompt_cache_evictions_total", cache.evictions, model)
+    yield Sample("stratad_prompt_cache_copy_seconds_total", cache.copy_seconds, model)
     yield Sample("stratad_requests_running", status.running, model)
     yield Sample("stratad_requests_waiting", status.waiting, model)
     yield Sample("stratad_decode_steps_total", status.decode_steps)
@@ -84,6 +94,7 @@ def counter_samples(counters: NativeCounters) -> Iterator[Sample]:
     yield Sample("stratad_engine_tokens_total", counters.call_tokens)
     yield Sample("stratad_engine_seconds_total", counters.call_seconds)
     yield Sample("stratad_placement_repaired_pages_total", counters.repaired_pages)
+    yield Sample("stratad_pinned_bytes", counters.pinned_bytes)
     yield Sample("stratad_arena_locked_bytes", counters.locked_bytes)
 
 

@@ -6,7 +6,6 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from importlib import metadata
 from pathlib import Path
 
 from planner import (
@@ -17,7 +16,6 @@ from planner import (
     Topology,
     plan_to_dict,
 )
-from planner.explain import reason_log_line
 from planner.sysfs import Tree
 from stratad import journal
 from stratad.access import Access
@@ -36,24 +34,33 @@ from stratad.native_runner import NativeRunner
 from stratad.own_unit import restart_count
 from stratad.pinning import PinWatch
 from stratad.placement_watch import PlacementWatch, log_placement, note_placement, repair, tell_repair
+from stratad.prompt_place import loaded_reason, saved_prompts_place
+from stratad.reason_log import inform_of, warn_of
 from stratad.reload import reloaded, settings_that_differ
 from stratad.runner import ModelRunner
 from stratad.runtime_directory import publish_plan, published, runtime_directory
+from stratad.saved_prompts import SavedPromptsPlace
 from stratad.server import HttpServer, create_app, open_listener
 from stratad.service import Service, ServiceLimits, ServingParts
 from stratad.service_samples import node_memory_samples
-from stratad.slot_memory import with_fitting_slots
+from stratad.slot_memory import prompt_cache_limit, with_fitting_memory
 from stratad.starting_plan import DEGRADING_CODES, decide_plan, starting_plan
 from stratad.stop_signals import Request, StopSignals
 from stratad.systemd import Notifier, Watchdog
 from stratad.verify import PlacementCheck, check_placement
+from stratad.version import stratad_version
 
 # Native code reports progress for every tensor; nobody reads more than a few lines a second.
 _PROGRESS_PAUSE_SECONDS = 0.5
+# And a log that is read later wants fewer.
+_LOG_PAUSE_SECONDS = 10.0
 
 
 # After draining, answers go out and memory is freed: the kernel needs seconds for hundreds of GiB.
 _CLOSE_SECONDS = 30.0
+
+# What a slow disk writes; systemd is asked for as much time as saved prompts may take at this rate.
+_SAVED_BYTES_PER_SECOND = 50 * 1024**2
 
 
 class _StoppedWhileLoading(Exception):
@@ -72,18 +79,20 @@ def run_daemon(
     """
 
     def read_again_fitting() -> Configuration:
-        """A file that asks for more slots than there is room for has not changed."""
-        return with_fitting_slots(read_again(), model, topology)[0]
+        """A file that asks for more than there is room for has not changed."""
+        return with_fitting_memory(read_again(), model, topology)[0]
 
     notifier = Notifier(environment.notify_socket)
     with StopSignals() as stop, contextlib.closing(notifier), contextlib.suppress(_StoppedWhileLoading):
         model = read_model_facts(configuration.model.path)
         topology = machine_facts()
-        configuration, reduction = with_fitting_slots(configuration, model, topology)
+        configuration, reductions = with_fitting_memory(configuration, model, topology)
         plan, findings = starting_plan(topology, model, configuration, environment)
-        if reduction is not None:
-            journal.warn_line(reason_log_line(reduction))
-            findings = (*findings, reduction)
+        place, no_place = saved_prompts_place(configuration, environment, model)
+        reductions = (*reductions, *([no_place] if no_place else []))
+        for reduction in reductions:
+            warn_of(reduction)
+        findings = (*findings, *reductions)
         # Before any other thread starts: each inherits its memory policy from the one that starts it.
         apply_process_memory(plan.process_memory)
         service, metrics = _open_service(configuration, environment, topology)
@@ -93,7 +102,7 @@ def run_daemon(
         access.read(configuration)
         with _listening(configuration, environment, access, metrics) as (server, directory):
             loading = _Loading(configuration, topology, model, directory, service, notifier, stop)
-            with _loaded(loading, plan) as runner, _started_engine(configuration, runner, metrics) as engine:
+            with _loaded(loading, plan) as runner, _started_engine(loading, place, runner, metrics) as engine:
                 service.serving(ServingParts(engine, runner, _chat_template(runner, service)))
                 _say_ready(service, notifier)
                 _serve_until_stopped(loading, environment, engine, access, read_again_fitting)
@@ -109,7 +118,7 @@ def _open_service(
 ) -> tuple[Service, Metrics]:
     """The service in its state of loading, and the metrics that read it."""
     name = configuration.model.name or configuration.model.path.stem
-    service = Service(name, _version(), _limits(configuration))
+    service = Service(name, stratad_version(), _limits(configuration))
     metrics = Metrics(name)
     metrics.add_source(service.samples)
     tree, node_ids = Tree(Path("/")), [node.node_id for node in topology.nodes]
@@ -163,6 +172,7 @@ class _Loading:
     _shown_seconds: float = 0.0
     _shown_stage: str = ""
     _shown_fraction: float = 0.0
+    _told_seconds: float = 0.0
 
     def open(self, plan: Plan) -> NativeRunner:
         """Loads the model by `plan`. Raises _StoppedWhileLoading when asked to stop meanwhile."""
@@ -178,10 +188,14 @@ class _Loading:
             runner.close()
         self._leave_if_asked()
         for reason in runner.reasons:
-            write = journal.warn_line if reason.effect is Effect.WARNS else journal.inform_line
-            write(reason_log_line(reason))
-            self.service.found(reason, degrades=reason.code in DEGRADING_CODES)
+            self.note(reason)
         return runner
+
+    def note(self, reason: Reason) -> None:
+        """Logs a finding made while loading, and has the service show it."""
+        log = warn_of if reason.effect is Effect.WARNS else inform_of
+        log(reason)
+        self.service.found(reason, degrades=reason.code in DEGRADING_CODES)
 
     def plan_again(self, policy: Policy) -> Plan:
         """The plan with `policy` in place of the configured one."""
@@ -199,8 +213,9 @@ class _Loading:
             self.service.loading(stage, fraction)
             extension_seconds = self.configuration.systemd.load_extension_seconds
             self.notifier.loading(f"{stage}, {fraction:.0%}", extension_seconds)
-        if is_new_stage:
-            journal.inform("loading", stage=stage)
+        if is_new_stage or now_seconds - self._told_seconds > _LOG_PAUSE_SECONDS:
+            self._told_seconds = now_seconds
+            journal.inform("loading", stage=stage, loaded_ratio=fraction)
         return not self.stop.is_requested
 
     def _leave_if_asked(self) -> None:
@@ -253,7 +268,7 @@ def _sample(runner: ModelRunner, loading: _Loading) -> PlacementCheck:
 def _fallback_plan(loading: _Loading, policy: Policy, check: PlacementCheck) -> Plan:
     message = f"placement was verified at {check.worst_ratio:.4f}; planned again with {policy.value}"
     loading.service.found(Reason("placement-fallback", Effect.WARNS, message))
-    journal.warn("placement", message)
+    journal.warn("placement", message, code="placement-fallback")
     return loading.plan_again(policy)
 
 
@@ -267,16 +282,23 @@ def _placement_error(check: PlacementCheck) -> PlacementError:
 
 
 @contextlib.contextmanager
-def _started_engine(configuration: Configuration, runner: ModelRunner, metrics: Metrics) -> Iterator[Engine]:
+def _started_engine(
+    loading: _Loading, place: SavedPromptsPlace | None, runner: ModelRunner, metrics: Metrics
+) -> Iterator[Engine]:
     """The engine on its own thread, after the model has answered once; closed at the end."""
+    configuration = loading.configuration
     settings = EngineSettings(
         max_queue=configuration.server.max_queue,
         request_timeout_seconds=configuration.server.request_timeout_seconds,
         max_tokens_default=configuration.server.max_tokens_default,
         chunk_tokens=configuration.model.chunk_tokens,
+        prompt_cache_bytes=prompt_cache_limit(configuration, loading.model, loading.topology),
+        saved_prompts=place,
     )
     engine = Engine(runner, settings, metrics)
     engine.start()
+    if place is not None and (reason := loaded_reason(engine.loaded_prompts, place)) is not None:
+        loading.note(reason)
     try:
         yield engine
     finally:
@@ -289,7 +311,7 @@ def _chat_template(runner: ModelRunner, service: Service) -> ChatTemplate:
     )
     if problem is not None:
         message = f"{problem}; {FALLBACK_TEMPLATE_NAME} is used"
-        journal.inform("chat template", message)
+        journal.inform("chat template", message, code="chat-template-fallback")
         service.found(Reason("chat-template-fallback", Effect.INFORMS, message))
     return template
 
@@ -363,7 +385,10 @@ def _drain(
 ) -> None:
     """Lets running requests finish within the limit, or until a second stop signal."""
     limit_seconds = configuration.server.drain_seconds
-    notifier.stopping("finishing running requests", limit_seconds + _CLOSE_SECONDS)
+    saving_seconds = (
+        configuration.model.save_slots * configuration.model.save_slots_bytes / _SAVED_BYTES_PER_SECOND
+    )
+    notifier.stopping("finishing running requests", limit_seconds + saving_seconds + _CLOSE_SECONDS)
     service.draining()
     status = engine.status()
     journal.inform("stopping", requests_running=status.running, requests_waiting=status.waiting)
@@ -372,10 +397,3 @@ def _drain(
         if engine.drain(min(rest_seconds, _PROGRESS_PAUSE_SECONDS)):
             return
     journal.warn("stopping", "requests were cut off", requests_running=engine.status().running)
-
-
-def _version() -> str:
-    try:
-        return metadata.version("stratad")
-    except metadata.PackageNotFoundError:
-        return "source"

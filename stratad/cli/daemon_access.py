@@ -86,6 +86,12 @@ def ask_json(address: DaemonAddress, request: Request) -> dict[str, Any]:
         return _object(response.read())
 
 
+def get_text(address: DaemonAddress, path: str) -> str:
+    """What the daemon answers at `path`, as text. Raises as `ask_json`."""
+    with opened(address, Request("GET", path)) as response:
+        return response.read().decode("utf-8", errors="replace")
+
+
 @contextlib.contextmanager
 def opened(
     address: DaemonAddress, request: Request, *, answer_seconds: float | None = _TIMEOUT_SECONDS
@@ -163,9 +169,9 @@ def _authorization(address: DaemonAddress) -> dict[str, str]:
         raise ConfigurationError(tried, error.strerror or "it cannot be read", remedy=remedy) from error
     except UnicodeDecodeError:
         raise ConfigurationError(tried, "it is not ASCII text", remedy=remedy) from None
-    for line in lines:
-        if line.strip() and not line.startswith("#"):
-            return {"Authorization": f"Bearer {line.strip()}"}
+    for line in map(str.strip, lines):
+        if line and not line.startswith("#"):
+            return {"Authorization": f"Bearer {line}"}
     raise ConfigurationError(tried, "it holds no key", remedy=remedy)
 
 
