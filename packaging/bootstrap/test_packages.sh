@@ -11,7 +11,15 @@ left_out() {
     echo "note: $1 is missing and $2; the tests that need it are left out" >&2
 }
 
+# A fresh container has no lists of packages yet.
+update_lists() {
+    if [ "$(id -u)" -eq 0 ] && [ -z "$(find /var/lib/apt/lists -name '*Packages*' 2>/dev/null | head -n 1)" ]; then
+        apt-get update -qq >/dev/null 2>&1 || true
+    fi
+}
+
 if ! command -v nginx >/dev/null 2>&1 && [ ! -x /usr/sbin/nginx ] && [ ! -x "$cache/nginx" ]; then
+    update_lists
     draft="$cache.draft"
     rm -rf "$draft"
     mkdir -p "$draft" "$cache"
@@ -33,6 +41,7 @@ for package in $missing; do
         continue
     fi
     echo "installing for the tests: $package"
+    update_lists
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$package" >/dev/null 2>&1 \
         || left_out "$package" "cannot be installed (apt-get install $package)"
 done
