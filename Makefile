@@ -48,6 +48,7 @@ demo: setup
 	@$(BIN)/python -m stratad.demo
 
 test: setup
+	@$(BIN)/python packaging/bootstrap/fetch_prometheus.py
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
 # Upstream's own tests of every operation, against our device. `make test-upstream CASES=--all` takes hours.
@@ -59,6 +60,7 @@ lint: setup
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/python -m tests.docs.links
 	@find native tests/native tests/bench -name '*.[ch]pp' | xargs $(BIN)/clang-format --dry-run --Werror
 
 bench: setup

@@ -65,6 +65,10 @@ REASON_CODES: Mapping[str, ReasonCode] = {
         "the CPU computes no expert bytes, so the pool stays as small as it can",
         "Set the CPU share if experts do run on the CPU.",
     ),
+    "api-keys-readable": ReasonCode(
+        "users of the machine who need not know the API keys can read their file",
+        "Take the right away: `chmod o= FILE`, with the daemon's group as its group.",
+    ),
     "applied-plan-differs": ReasonCode(
         "the configuration asks for another policy or arena scope than the applied plan has",
         "Run `sudo stratactl apply` again.",
@@ -157,6 +161,10 @@ REASON_CODES: Mapping[str, ReasonCode] = {
         "the measured link between packages is far below what this CPU generation has",
         "Look for machine-check records of the link, and at the snoop mode in the firmware.",
     ),
+    "machine-differs-from-plan": ReasonCode(
+        "CPUs, nodes or GPUs have come or gone since the plan was made",
+        "Bring back what is missing, or run `sudo stratactl apply` and restart the service.",
+    ),
     "memory-nodes-narrower-than-plan": ReasonCode(
         "the unit may not use every memory node of the applied plan",
         "Look for AllowedMemoryNodes= of the unit or of stratad.slice.",
@@ -178,6 +186,10 @@ REASON_CODES: Mapping[str, ReasonCode] = {
     "one-node-cpuset": ReasonCode(
         "the cpuset leaves workers and memory of one node only",
         "Widen AllowedCPUs= and AllowedMemoryNodes= if the whole machine is meant.",
+    ),
+    "open-to-network": ReasonCode(
+        "anybody who reaches the daemon's address may use the model",
+        "Set server.api_keys_file, or listen on loopback behind a proxy with TLS (docs/SECURITY.md).",
     ),
     "other-buffers-crowd-node": ReasonCode(
         "host buffers beside the arena do not fit the same node and will spill",

@@ -53,6 +53,7 @@ class DecodeLoop:
         self._slots = [Slot(sequence) for sequence in range(runner.sequence_count)]
         self._use_count = 0
         self._failures_in_row = 0
+        self._tell_slots()
 
     def answer_once(self) -> None:
         """Decodes one real token, so that a daemon that calls itself ready has answered.
@@ -157,10 +158,15 @@ class DecodeLoop:
         for slot in suspects:
             count = min(slot.needed_tokens, self._limits.batch_tokens)
             self._compute((Share(slot.sequence, count),))
-        held_tokens = sum(len(slot.held_tokens) for slot in self._slots)
+        self._tell_slots()
+
+    def _tell_slots(self) -> None:
+        """Shows what the slots hold and do now."""
+        slot_list = tuple(slot.status() for slot in self._slots)
 
         def add(totals: EngineTotals) -> None:
-            totals.held_tokens = held_tokens
+            totals.slot_list = slot_list
+            totals.held_tokens = sum(slot.held_tokens for slot in slot_list)
 
         self._requests.count(add)
 
@@ -297,3 +303,4 @@ class DecodeLoop:
         self._requests.fail(failure)
         for slot in self._busy_slots():
             self._end(slot, EngineFailure(f"the engine has failed: {failure}"))
+        self._tell_slots()

@@ -77,6 +77,10 @@ class Engine:
         """Refuses new requests from now on; queued and running ones go on."""
         self._requests.stop_accepting()
 
+    def start_accepting(self) -> None:
+        """Takes requests again after `stop_accepting`."""
+        self._requests.open()
+
     def drain(self, limit_seconds: float) -> bool:
         """Refuses new requests and waits for the others; True when all ended within the limit."""
         self._requests.stop_accepting()

@@ -20,6 +20,18 @@ class EngineSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class SlotStatus:
+    """One slot after the last step: the tokens it holds, and of its request those of prompt and answer.
+
+    The last two are None while the slot is free; an answer has begun as soon as it has a token.
+    """
+
+    held_tokens: int
+    prompt_tokens: int | None = None
+    generated_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStatus:
     """A consistent look at the engine; totals count since start.
 
@@ -43,6 +55,7 @@ class EngineStatus:
     finish_reasons: tuple[tuple[str, int], ...]
     last_timings: Timings | None
     failure: str | None
+    slot_list: tuple[SlotStatus, ...] = ()
 
 
 class LatencyObserver(Protocol):
@@ -71,3 +84,4 @@ class EngineTotals:
     prefill_seconds: float = 0.0
     finish_reasons: Counter[str] = field(default_factory=Counter)
     last_timings: Timings | None = None
+    slot_list: tuple[SlotStatus, ...] = ()

@@ -198,17 +198,34 @@ class NativeRunner:
 
     def counters(self) -> NativeCounters:
         """Running totals of pool and device."""
-        device = _native.device_counters()
-        slices = self._pool.counters()
-        expert_bytes = device.expert_bytes or [0] * len(slices)
+        device, calls = _native.device_counters(), self._context.counters
         return NativeCounters(
             slices=tuple(
-                SliceCounters(counters.wait_seconds, counters.drain_seconds, counters.tasks, size_bytes)
-                for counters, size_bytes in zip(slices, expert_bytes, strict=True)
+                SliceCounters(
+                    counters.wait_seconds,
+                    counters.drain_seconds,
+                    counters.tasks,
+                    device.expert_bytes[index],
+                    device.dense_bytes[index],
+                    self._pool.workers_of(index),
+                )
+                for index, counters in enumerate(self._pool.counters())
             ),
             fused_chains=device.fused_chains,
             fallback_operations=device.fallback_operations,
             repaired_pages=self._repaired_pages,
+            locked_bytes=sum(arena.size_bytes for arena in self._model.arenas if arena.outcome.is_locked),
+            jobs=(
+                ("attention", device.attentions),
+                ("dense", device.dense_jobs),
+                ("lane-product", device.lane_products),
+            ),
+            small_runs=device.stretches,
+            pool_graphs=device.graphs - device.whole_graphs,
+            ggml_graphs=device.whole_graphs,
+            calls=calls.calls,
+            call_tokens=calls.tokens,
+            call_seconds=calls.seconds,
         )
 
     def placement(self, pages_per_slice: int) -> PlacementReport:

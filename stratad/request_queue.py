@@ -117,6 +117,7 @@ class RequestQueue:
                 finish_reasons=tuple(sorted(self._totals.finish_reasons.items())),
                 last_timings=self._totals.last_timings,
                 failure=self._failure,
+                slot_list=self._totals.slot_list,
             )
 
     def stalled_seconds(self) -> float:

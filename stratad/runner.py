@@ -48,23 +48,61 @@ class SliceCounters:
     """What one slice of the pool has done since it was built.
 
     `wait_seconds` is time its workers stood at barriers, `drain_seconds` time from its first idle
-    worker to the end of a batch, `tasks` the row blocks it computed, `expert_bytes` the weight bytes it read.
+    worker to the end of a batch, `tasks` the row blocks it computed, `expert_bytes` and `dense_bytes` the weight
+    bytes it read, `workers` how many take tasks from it.
     """
 
     wait_seconds: float
     drain_seconds: float
     tasks: int
     expert_bytes: int
+    dense_bytes: int = 0
+    workers: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CacheCounters:
+    """Reads of experts that a GPU's cache held, and those that went to the arena."""
+
+    hits: int
+    misses: int
 
 
 @dataclass(frozen=True, slots=True)
 class NativeCounters:
-    """Running totals of the native side; slices in the order of their index."""
+    """Running totals of the native side; slices in the order of their index.
+
+    Attributes:
+        slices: The pool's, one for each slice.
+        fused_chains: Expert layers computed as one job.
+        fallback_operations: Operations of expert layers that ran by themselves.
+        repaired_pages: Pages moved back to their slice's node.
+        pinned_bytes: Of the arena, registered with a GPU's runtime.
+        locked_bytes: Of the arena, locked in memory.
+        jobs: Pairs of kind and number of the pool's other jobs, sorted by kind.
+        small_runs: Runs of small operations on the decode thread alone.
+        pool_graphs: Passes over the model that the pool computed.
+        ggml_graphs: Passes handed to ggml's own threads.
+        calls: Calls of llama.cpp.
+        call_tokens: Tokens computed in them.
+        call_seconds: Time in them.
+        expert_cache: The expert cache's totals; None where there is no such cache.
+    """
 
     slices: tuple[SliceCounters, ...]
     fused_chains: int
     fallback_operations: int
     repaired_pages: int = 0
+    pinned_bytes: int = 0
+    locked_bytes: int = 0
+    jobs: tuple[tuple[str, int], ...] = ()
+    small_runs: int = 0
+    pool_graphs: int = 0
+    ggml_graphs: int = 0
+    calls: int = 0
+    call_tokens: int = 0
+    call_seconds: float = 0.0
+    expert_cache: CacheCounters | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +255,7 @@ class ModelRunner(Protocol):
         """Pins the calling thread to the seat of worker 0. Called once, on the decode thread."""
 
     def counters(self) -> NativeCounters:
-        """Running totals. Cheap; safe from any thread."""
+        """Running totals. Cheap; safe from any thread. Waits for no step, and no step waits for it."""
 
     def placement(self, pages_per_slice: int) -> PlacementReport:
         """Asks the kernel where at most `pages_per_slice` pages of each slice lie. Safe from any thread."""

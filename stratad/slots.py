@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from stratad.engine_status import SlotStatus
 from stratad.generation import Generation
 from stratad.prompt import common_length
 from stratad.runner import ModelRunner, Sampler, SequenceTokens
@@ -48,6 +49,13 @@ class Slot:
         held_count = len(self.held_tokens)
         tokens = self.generation.tokens[held_count : held_count + token_count]
         return SequenceTokens(self.sequence, held_count, tokens, token_count == self.needed_tokens)
+
+    def status(self) -> SlotStatus:
+        """What it holds and does."""
+        if self.assignment is None:
+            return SlotStatus(len(self.held_tokens))
+        generation = self.generation
+        return SlotStatus(len(self.held_tokens), len(generation.prompt), generation.predicted_tokens)
 
     def keep_beginning(self, length: int, runner: ModelRunner) -> None:
         """Cuts the memory to its first `length` tokens, or empties it where the model's cannot be cut there."""

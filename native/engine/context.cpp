@@ -97,17 +97,37 @@ void Context::decode(Batch& batch) {
   abort_.store(false, std::memory_order_relaxed);
   take_llama_log();
   const auto start = std::chrono::steady_clock::now();
-  const int status = llama_decode(context_, view);
-  if (status == 0) llama_synchronize(context_);
+  const int status = compute(view);
   const auto elapsed = std::chrono::steady_clock::now() - start;
   calls_.fetch_add(1, std::memory_order_relaxed);
   tokens_.fetch_add(batch.size(), std::memory_order_relaxed);
   nanoseconds_.fetch_add(static_cast<uint64_t>(elapsed / std::chrono::nanoseconds(1)),
                          std::memory_order_relaxed);
   if (status == 0) return;
-  const std::string log = take_llama_log();
+  std::string log = take_llama_log();
+  if (model_->gpu())
+    if (const auto failure = model_->gpu()->failure()) log = *failure + (log.empty() ? "" : "; " + log);
   throw DecodeError(status, "decoding " + std::to_string(count) + " tokens failed with status " +
                                 std::to_string(status) + (log.empty() ? "" : ": " + log));
+}
+
+// llama.cpp hears of a GPU's failure late or not at all: drivers report it while one waits for them.
+int Context::compute(const llama_batch& batch) {
+  const std::shared_ptr<GpuOffload>& gpu = model_->gpu();
+  if (!gpu) {
+    const int status = llama_decode(context_, batch);
+    if (status == 0) llama_synchronize(context_);
+    return status;
+  }
+  if (gpu->failure()) return kDeviceFailed;
+  try {
+    const int status = llama_decode(context_, batch);
+    if (status == 0) llama_synchronize(context_);
+    return gpu->failure() ? kDeviceFailed : status;
+  } catch (const std::exception& error) {
+    gpu->fail(error.what());
+    return kDeviceFailed;
+  }
 }
 
 std::span<const float> Context::logits(int index) const {

@@ -12,8 +12,11 @@
 
 namespace stratad {
 
+// DecodeError's status when a GPU has failed: nothing can be computed with this model any more.
+inline constexpr int kDeviceFailed = -100;
+
 // llama_decode refused; `status` is its return value (1: no room in the cache, 2: aborted, below 0: an
-// error).
+// error), or kDeviceFailed.
 struct DecodeError : std::runtime_error {
   DecodeError(int code, const std::string& message) : std::runtime_error(message), status(code) {}
   int status;
@@ -86,6 +89,8 @@ class Context {
   DecodeCounters counters() const noexcept;
 
  private:
+  int compute(const llama_batch& batch);
+
   std::shared_ptr<Model> model_;
   llama_context* context_ = nullptr;
   ggml_threadpool* threadpool_ = nullptr;

@@ -146,6 +146,13 @@ class ServerSection:
         tuple[str, ...],
         Field(description="Host names, besides loopback's, that a request may be addressed to."),
     ] = ()
+    api_keys_file: Annotated[
+        Path | None,
+        Field(
+            description="File with one API key a line; with it, or systemd's credential, clients need a key. "
+            "A relative path counts from this file's folder."
+        ),
+    ] = None
     max_queue: Annotated[
         int, Field(ge=0, le=100_000, description="Requests that may wait; more get 429.")
     ] = 32
@@ -160,7 +167,7 @@ class ServerSection:
         Field(ge=1, description="Answer length when a request names none. Default: to the context's end."),
     ] = None
     drain_seconds: Annotated[
-        float, Field(ge=0, description="How long SIGTERM lets running requests finish.")
+        float, Field(ge=0, description="How long SIGTERM and a drain let running requests finish.")
     ] = 30.0
     runtime_directory: Annotated[
         Path | None,
@@ -195,6 +202,9 @@ class MetricsSection:
     placement_sample_pages: Annotated[
         int, Field(ge=1, le=1_000_000, description="Pages of each slice that one check looks at.")
     ] = 4096
+    need_key: Annotated[
+        bool, Field(description="Where clients need an API key, scrapers of /metrics need one, too.")
+    ] = True
 
 
 @dataclass(frozen=True, slots=True)

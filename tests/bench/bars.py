@@ -14,7 +14,7 @@ class Verdict(Enum):
     GOAL = "goal"
     MUST = "must"
     BELOW = "BELOW"
-    # The plain read varied too much during the run: the machine was busy with something else.
+    # What we are held against varied too much during the run: the machine was busy with something else.
     NOT_JUDGED = "not judged"
 
 
@@ -56,41 +56,53 @@ BARS = (
 )
 BAR_OF = {bar.key: bar for bar in BARS}
 
-# Above this, the reads that everything is held against say more about the machine's other guests than about us.
-READ_VARIATION_LIMIT = 1.5
+# Above this, what we are held against says more about the machine's other guests than about us.
+REFERENCE_VARIATION_LIMIT = 1.5
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A bar's samples in one setting: the median of `ratios` counts. `read_rates`: plain reads beside them."""
+    """A bar's samples in one setting: the median of per-round ratios counts.
+
+    `reference_variation` is the largest over the smallest of what they were held against (mostly a plain read).
+    """
 
     bar: Bar
     setting: str
     median: float
     lowest: float
     highest: float
-    read_variation: float = 1.0
+    reference_variation: float = 1.0
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether the machine was quiet enough."""
+        return self.verdict is not Verdict.NOT_JUDGED
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether the bar was seen to hold."""
+        return self.verdict in (Verdict.GOAL, Verdict.MUST)
 
     @property
     def verdict(self) -> Verdict:
-        """Where it stands; a missed bar on a busy machine proves nothing."""
-        verdict = self.bar.judge(self.median)
-        if self.read_variation > READ_VARIATION_LIMIT:
+        """Where it stands; on a busy machine neither a missed nor a reached bar proves anything."""
+        if self.reference_variation > REFERENCE_VARIATION_LIMIT:
             return Verdict.NOT_JUDGED
-        return verdict
+        return self.bar.judge(self.median)
 
 
 def measured(
-    key: str, setting: str, ratios: Sequence[float], read_rates: Sequence[float] = (1.0,)
+    key: str, setting: str, ratios: Sequence[float], references: Sequence[float] = (1.0,)
 ) -> Measured:
-    """Median and range of per-round ratios; `read_rates` are the plain reads of the same rounds."""
+    """Median and range of per-round ratios; `references` are the same rounds' values they are held against."""
     return Measured(
         BAR_OF[key],
         setting,
         statistics.median(ratios),
         min(ratios),
         max(ratios),
-        max(read_rates) / min(read_rates),
+        max(references) / min(references),
     )
 
 

@@ -66,6 +66,17 @@ def test_only_sysfs_opens_files_in_the_planner() -> None:
             assert not called_names(path) & opening, name_of(path)
 
 
+def test_the_doctors_checks_read_nothing() -> None:
+    """Facts in, finding out: only its readers and its questions to the live machine see files or processes."""
+    seeing = {"Tree", "MachineFiles", "subprocess", "pathlib.Path", "stratad.apply"}
+    for path in PYTHON_FILES:
+        if path.parent.name == "doctor" and path.name.endswith("_checks.py"):
+            used = imported_modules(path)
+            assert not {module for module in used if module.split(".")[-1] in seeing or module in seeing}, (
+                name_of(path)
+            )
+
+
 def test_only_three_files_import_the_native_module() -> None:
     users = {name_of(path) for path in PYTHON_FILES if "stratad._native" in imported_modules(path)}
     assert users == {"stratad/apply.py", "stratad/bench/native_probe.py", "stratad/native_runner.py"}
@@ -92,7 +103,7 @@ LAYERS = {
     "stratad/runner.py": set(),
     "stratad/verify.py": {"stratad.runner", "planner"},
     "stratad/schedule.py": set(),
-    "stratad/slots.py": {"stratad.generation", "stratad.prompt", "stratad.runner"},
+    "stratad/slots.py": {"stratad.engine_status", "stratad.generation", "stratad.prompt", "stratad.runner"},
     "stratad/request_queue.py": {"stratad.engine_status", "stratad.generation"},
     "stratad/decoding.py": {
         "stratad.engine_status",
