@@ -7,10 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from planner import Effect, Reason
-from planner.explain import reason_log_line
-from stratad import journal
 from stratad.api_keys import ApiKeys, KeyFile, read_key_files
 from stratad.config import Configuration
+from stratad.reason_log import warn_of
 from stratad.server import Administration, Listener, ServerSettings
 from stratad.service import Service
 
@@ -68,7 +67,7 @@ class Access:
             self.service.withdraw(code)
             return
         self.service.found(reason)
-        journal.warn_line(reason_log_line(reason))
+        warn_of(reason)
 
 
 def _readable_reason(files: tuple[KeyFile, ...]) -> Reason | None:

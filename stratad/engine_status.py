@@ -7,16 +7,23 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from stratad.generation import Timings
+from stratad.prompt_cache import PromptCacheStatus
+from stratad.saved_prompts import SavedPromptsPlace
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """The limits from the configuration; see `stratad.config.ServerSection` and `ModelSection`."""
+    """The limits from the configuration; see `stratad.config.ServerSection` and `ModelSection`.
+
+    `saved_prompts` is where prompts are kept over a restart; None keeps none.
+    """
 
     max_queue: int
     request_timeout_seconds: float
     max_tokens_default: int | None
     chunk_tokens: int = 64
+    prompt_cache_bytes: int = 0
+    saved_prompts: SavedPromptsPlace | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +63,7 @@ class EngineStatus:
     last_timings: Timings | None
     failure: str | None
     slot_list: tuple[SlotStatus, ...] = ()
+    prompt_cache: PromptCacheStatus = field(default_factory=PromptCacheStatus)
 
 
 class LatencyObserver(Protocol):
@@ -85,3 +93,4 @@ class EngineTotals:
     finish_reasons: Counter[str] = field(default_factory=Counter)
     last_timings: Timings | None = None
     slot_list: tuple[SlotStatus, ...] = ()
+    prompt_cache: PromptCacheStatus = field(default_factory=PromptCacheStatus)

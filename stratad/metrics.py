@@ -17,7 +17,8 @@ from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, ge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from stratad.metrics_table import GROUPS, STATES, TABLE, MetricKind, MetricSpec
+from stratad.metrics_spec import MetricKind, MetricSpec
+from stratad.metrics_table import GROUPS, STATES, TABLE
 
 __all__ = [
     "CONTENT_TYPE",

@@ -188,6 +188,32 @@ SECTIONS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 columns=12,
             ),
             Panel("Tokens held", (_value("stratad_held_tokens", "{{instance}}"),), "short", columns=12),
+            Panel(
+                "Memory of the prompt cache",
+                (
+                    _value("stratad_prompt_cache_bytes", "{{instance}} used"),
+                    _value("stratad_prompt_cache_limit_bytes", "{{instance}} limit"),
+                ),
+            ),
+            Panel(
+                "Prompt cache, per second",
+                (
+                    _rate("stratad_prompt_cache_lookups_total", unit_legend="looked up"),
+                    _rate("stratad_prompt_cache_restores_total", unit_legend="copied back"),
+                    _rate("stratad_prompt_cache_saves_total", unit_legend="saved"),
+                    _rate("stratad_prompt_cache_evictions_total", unit_legend="given up"),
+                ),
+                "short",
+            ),
+            Panel(
+                "Prompt cache: prompts, tokens copied back, and the time it takes",
+                (
+                    _value("stratad_prompt_cache_entries", "{{instance}} prompts"),
+                    _rate("stratad_prompt_cache_restored_tokens_total", unit_legend="tokens per second"),
+                    _rate("stratad_prompt_cache_copy_seconds_total", unit_legend="share of time"),
+                ),
+                "short",
+            ),
         ),
     ),
     (

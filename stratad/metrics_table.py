@@ -7,8 +7,8 @@ do not. Nothing is counted per request, client or prompt: labels have few values
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import Enum
+from stratad.metrics_prompt_cache import PROMPT_CACHE
+from stratad.metrics_spec import MetricKind, MetricSpec
 
 STATES = ("loading", "ready", "degraded", "draining", "failed")
 
@@ -20,38 +20,6 @@ _TOKEN_BUCKETS_SECONDS = (
 _FIRST_TOKEN_BUCKETS_SECONDS = (.05, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 _REQUEST_BUCKETS_SECONDS = (.3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
 # fmt: on
-
-
-class MetricKind(Enum):
-    """Prometheus' types as far as we use them; infos and states are gauges on the wire."""
-
-    COUNTER = "counter"
-    GAUGE = "gauge"
-    HISTOGRAM = "histogram"
-
-
-@dataclass(frozen=True, slots=True)
-class MetricSpec:
-    """One row of the table.
-
-    Attributes:
-        name: As Prometheus knows it.
-        kind: Its type.
-        help: One sentence for people.
-        labels: Their names, in the order of a sample's values.
-        unit: A word for people; "1" where there is none.
-        buckets: Upper bounds in that unit; histograms only.
-        only_with: What a machine or installation must have for the metric to be there; "" for nothing special.
-    """
-
-    name: str
-    kind: MetricKind
-    help: str
-    labels: tuple[str, ...] = ()
-    unit: str = "1"
-    buckets: tuple[float, ...] = ()
-    only_with: str = ""
-
 
 _COUNTER, _GAUGE, _HISTOGRAM = MetricKind.COUNTER, MetricKind.GAUGE, MetricKind.HISTOGRAM
 _MODEL = ("model_name",)
@@ -95,7 +63,7 @@ _SERVING = (
     MetricSpec(
         "stratad_prompt_tokens_cached_total",
         _COUNTER,
-        "Prompt tokens reused because a slot still held them.",
+        "Prompt tokens reused from a slot or the prompt cache.",
         _MODEL,
         "tokens",
     ),
@@ -350,6 +318,7 @@ _POOL = (
 GROUPS: tuple[tuple[str, tuple[MetricSpec, ...]], ...] = (
     ("Service", _SERVICE),
     ("Serving", _SERVING),
+    ("Prompt cache", PROMPT_CACHE),
     ("Engine", _ENGINE),
     ("Plan and placement", _PLACEMENT),
     ("Machine", _MACHINE),

@@ -190,6 +190,18 @@ class TokenLikelihood:
     log_probability: float
 
 
+@dataclass(frozen=True, slots=True)
+class StateShape:
+    """What saving a sequence now would give: its bytes, and from which position on it can be cut once restored.
+
+    A memory that keeps no earlier positions (recurrent layers, a window that has moved on) can be used as a whole
+    only: `first_cut` is then its length, or near it.
+    """
+
+    size_bytes: int
+    first_cut: int
+
+
 class Sampler(Protocol):
     """The sampling state of one request. Opaque: only the runner that opened it reads it."""
 
@@ -249,6 +261,21 @@ class ModelRunner(Protocol):
 
         Raises RuntimeError, having forgotten nothing, when the model's memory cannot be cut there (recurrent
         layers, sliding windows); 0 always works.
+        """
+
+    def first_cut(self, sequence: int) -> int:
+        """The first position from which on `truncate` works for what a sequence holds now, besides 0."""
+
+    def state_shape(self, sequence: int) -> StateShape:
+        """What `save_state` would give now."""
+
+    def save_state(self, sequence: int, into: memoryview) -> None:
+        """Copies a sequence's memory into `into`, which has as many bytes as `state_shape` says."""
+
+    def restore_state(self, sequence: int, state: memoryview) -> None:
+        """Gives a sequence the memory that `save_state` copied; what is computed from there on has the same bits.
+
+        Raises ValueError, with the sequence empty, when the state is of another model or context.
         """
 
     def adopt_decode_thread(self) -> None:

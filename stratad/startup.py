@@ -34,14 +34,16 @@ from stratad.native_runner import NativeRunner
 from stratad.own_unit import restart_count
 from stratad.pinning import PinWatch
 from stratad.placement_watch import PlacementWatch, log_placement, note_placement, repair, tell_repair
+from stratad.prompt_place import loaded_reason, saved_prompts_place
 from stratad.reason_log import inform_of, warn_of
 from stratad.reload import reloaded, settings_that_differ
 from stratad.runner import ModelRunner
 from stratad.runtime_directory import publish_plan, published, runtime_directory
+from stratad.saved_prompts import SavedPromptsPlace
 from stratad.server import HttpServer, create_app, open_listener
 from stratad.service import Service, ServiceLimits, ServingParts
 from stratad.service_samples import node_memory_samples
-from stratad.slot_memory import with_fitting_slots
+from stratad.slot_memory import prompt_cache_limit, with_fitting_memory
 from stratad.starting_plan import DEGRADING_CODES, decide_plan, starting_plan
 from stratad.stop_signals import Request, StopSignals
 from stratad.systemd import Notifier, Watchdog
@@ -56,6 +58,9 @@ _LOG_PAUSE_SECONDS = 10.0
 
 # After draining, answers go out and memory is freed: the kernel needs seconds for hundreds of GiB.
 _CLOSE_SECONDS = 30.0
+
+# What a slow disk writes; systemd is asked for as much time as saved prompts may take at this rate.
+_SAVED_BYTES_PER_SECOND = 50 * 1024**2
 
 
 class _StoppedWhileLoading(Exception):
@@ -74,18 +79,20 @@ def run_daemon(
     """
 
     def read_again_fitting() -> Configuration:
-        """A file that asks for more slots than there is room for has not changed."""
-        return with_fitting_slots(read_again(), model, topology)[0]
+        """A file that asks for more than there is room for has not changed."""
+        return with_fitting_memory(read_again(), model, topology)[0]
 
     notifier = Notifier(environment.notify_socket)
     with StopSignals() as stop, contextlib.closing(notifier), contextlib.suppress(_StoppedWhileLoading):
         model = read_model_facts(configuration.model.path)
         topology = machine_facts()
-        configuration, reduction = with_fitting_slots(configuration, model, topology)
+        configuration, reductions = with_fitting_memory(configuration, model, topology)
         plan, findings = starting_plan(topology, model, configuration, environment)
-        if reduction is not None:
+        place, no_place = saved_prompts_place(configuration, environment, model)
+        reductions = (*reductions, *([no_place] if no_place else []))
+        for reduction in reductions:
             warn_of(reduction)
-            findings = (*findings, reduction)
+        findings = (*findings, *reductions)
         # Before any other thread starts: each inherits its memory policy from the one that starts it.
         apply_process_memory(plan.process_memory)
         service, metrics = _open_service(configuration, environment, topology)
@@ -95,7 +102,7 @@ def run_daemon(
         access.read(configuration)
         with _listening(configuration, environment, access, metrics) as (server, directory):
             loading = _Loading(configuration, topology, model, directory, service, notifier, stop)
-            with _loaded(loading, plan) as runner, _started_engine(configuration, runner, metrics) as engine:
+            with _loaded(loading, plan) as runner, _started_engine(loading, place, runner, metrics) as engine:
                 service.serving(ServingParts(engine, runner, _chat_template(runner, service)))
                 _say_ready(service, notifier)
                 _serve_until_stopped(loading, environment, engine, access, read_again_fitting)
@@ -181,10 +188,14 @@ class _Loading:
             runner.close()
         self._leave_if_asked()
         for reason in runner.reasons:
-            log = warn_of if reason.effect is Effect.WARNS else inform_of
-            log(reason)
-            self.service.found(reason, degrades=reason.code in DEGRADING_CODES)
+            self.note(reason)
         return runner
+
+    def note(self, reason: Reason) -> None:
+        """Logs a finding made while loading, and has the service show it."""
+        log = warn_of if reason.effect is Effect.WARNS else inform_of
+        log(reason)
+        self.service.found(reason, degrades=reason.code in DEGRADING_CODES)
 
     def plan_again(self, policy: Policy) -> Plan:
         """The plan with `policy` in place of the configured one."""
@@ -271,16 +282,23 @@ def _placement_error(check: PlacementCheck) -> PlacementError:
 
 
 @contextlib.contextmanager
-def _started_engine(configuration: Configuration, runner: ModelRunner, metrics: Metrics) -> Iterator[Engine]:
+def _started_engine(
+    loading: _Loading, place: SavedPromptsPlace | None, runner: ModelRunner, metrics: Metrics
+) -> Iterator[Engine]:
     """The engine on its own thread, after the model has answered once; closed at the end."""
+    configuration = loading.configuration
     settings = EngineSettings(
         max_queue=configuration.server.max_queue,
         request_timeout_seconds=configuration.server.request_timeout_seconds,
         max_tokens_default=configuration.server.max_tokens_default,
         chunk_tokens=configuration.model.chunk_tokens,
+        prompt_cache_bytes=prompt_cache_limit(configuration, loading.model, loading.topology),
+        saved_prompts=place,
     )
     engine = Engine(runner, settings, metrics)
     engine.start()
+    if place is not None and (reason := loaded_reason(engine.loaded_prompts, place)) is not None:
+        loading.note(reason)
     try:
         yield engine
     finally:
@@ -367,7 +385,10 @@ def _drain(
 ) -> None:
     """Lets running requests finish within the limit, or until a second stop signal."""
     limit_seconds = configuration.server.drain_seconds
-    notifier.stopping("finishing running requests", limit_seconds + _CLOSE_SECONDS)
+    saving_seconds = (
+        configuration.model.save_slots * configuration.model.save_slots_bytes / _SAVED_BYTES_PER_SECOND
+    )
+    notifier.stopping("finishing running requests", limit_seconds + saving_seconds + _CLOSE_SECONDS)
     service.draining()
     status = engine.status()
     journal.inform("stopping", requests_running=status.running, requests_waiting=status.waiting)

@@ -143,6 +143,9 @@ class DecodeDocument(_Document):
     context_tokens: Count
     held_tokens: Count
     prompt_tokens_cached: Count
+    prompt_cache_bytes: Count
+    prompt_cache_limit_bytes: Count
+    prompt_cache_entries: Count
     generation_tokens: Count
     prompt_tokens: Count
     decode_steps: Count

@@ -41,6 +41,11 @@ py::array_t<T> to_array(std::span<const T> values) {
   return py::array_t<T>(static_cast<py::ssize_t>(values.size()), values.data());
 }
 
+// A buffer's memory; `view` must outlive the span.
+std::span<uint8_t> bytes_of(const py::buffer_info& view) {
+  return {static_cast<uint8_t*>(view.ptr), static_cast<size_t>(view.size * view.itemsize)};
+}
+
 void translate_errors(py::module_& module) {
   static PyObject* model_load_error =
       py::exception<ModelLoadError>(module, "ModelLoadError", PyExc_RuntimeError).ptr();
@@ -378,23 +383,25 @@ void bind_context(py::module_& module) {
       .def("forget", &Context::forget, py::arg("sequence"), py::arg("begin") = 0, py::arg("end") = -1,
            ReleaseGil())
       .def("cut", &Context::cut, py::arg("sequence"), py::arg("position"), ReleaseGil())
+      .def("first_cut", &Context::first_cut, py::arg("sequence"))
+      .def("first_cut_when_restored", &Context::first_cut_when_restored, py::arg("sequence"))
+      .def("state_bytes", &Context::state_bytes, py::arg("sequence") = 0, ReleaseGil())
       .def(
           "save_state",
-          [](const Context& context, llama_seq_id sequence) {
-            std::vector<uint8_t> state;
-            {
-              const py::gil_scoped_release release;
-              state = context.save_state(sequence);
-            }
-            return py::bytes(reinterpret_cast<const char*>(state.data()), state.size());
+          [](const Context& context, llama_seq_id sequence, const py::buffer& state) {
+            const py::buffer_info view = state.request(true);
+            const std::span<uint8_t> bytes = bytes_of(view);
+            const py::gil_scoped_release release;
+            context.save_state(sequence, bytes);
           },
-          py::arg("sequence") = 0)
+          py::arg("sequence"), py::arg("state"))
       .def(
           "restore_state",
-          [](Context& context, llama_seq_id sequence, const py::bytes& state) {
-            const std::string_view bytes = state;
+          [](Context& context, llama_seq_id sequence, const py::buffer& state) {
+            const py::buffer_info view = state.request();
+            const std::span<const uint8_t> bytes = bytes_of(view);
             const py::gil_scoped_release release;
-            context.restore_state(sequence, {reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()});
+            context.restore_state(sequence, bytes);
           },
           py::arg("sequence"), py::arg("state"));
 }

@@ -43,11 +43,11 @@ COMMANDS: Mapping[str, CommandEntry] = {
     "chat": CommandEntry("stratad.cli.chat", "chat", "Ask the model, once or in a conversation."),
     "drain": CommandEntry("stratad.cli.drain", "drain", "End running requests, then stop the daemon."),
     "verify": CommandEntry("stratad.cli.verify", "verify", "Check where the running daemon's pages lie."),
-    "bench": CommandEntry("stratad.cli.bench", "bench", "Measure this machine for the planner."),
-    "tune": CommandEntry("stratad.cli.tune", "tune", "Judge policies end to end on your model."),
     "doctor": CommandEntry(
         "stratad.cli.doctor", "doctor", "Look for what stands in the way, and say what to do."
     ),
+    "bench": CommandEntry("stratad.cli.bench", "bench", "Measure this machine for the planner."),
+    "tune": CommandEntry("stratad.cli.tune", "tune", "Judge policies end to end on your model."),
 }
 
 

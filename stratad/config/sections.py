@@ -56,6 +56,21 @@ class ModelSection:
             description="Most prompt tokens computed between two tokens of the answers that run.",
         ),
     ] = 64
+    prompt_cache_bytes: Annotated[
+        int | None,
+        Field(
+            ge=0,
+            description="Host memory for prompts that had to leave their slot; 0 keeps none. "
+            "Default: an eighth of what is left beside weights and slots, at most 8 GiB.",
+        ),
+    ] = None
+    save_slots: Annotated[
+        bool,
+        Field(description="Save what slots and prompt cache hold when the daemon stops, for its next start."),
+    ] = False
+    save_slots_bytes: Annotated[
+        int, Field(ge=0, description="Most bytes of disk that they take; the last used come first.")
+    ] = 1024**3
     threads: Annotated[
         int | None,
         Field(ge=1, description="Threads for what the pool does not compute. Default: the plan's workers."),
@@ -172,6 +187,10 @@ class ServerSection:
     runtime_directory: Annotated[
         Path | None,
         Field(description="Where endpoint.json and plan.json lie. Default: systemd's, else one per user."),
+    ] = None
+    state_directory: Annotated[
+        Path | None,
+        Field(description="Where prompts are saved over a restart (model.save_slots). Default: systemd's."),
     ] = None
 
 

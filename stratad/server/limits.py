@@ -36,6 +36,14 @@ async def read_body(request: Request, max_body_bytes: int) -> bytes:
     return b"".join(parts)
 
 
+def client_of(request: Request) -> str:
+    """Whom a request counts for when places are shared out: the address it comes from; "" for a unix socket.
+
+    Behind a proxy all clients are one, and served first come first served.
+    """
+    return request.client.host if request.client is not None else ""
+
+
 def require_local(request: Request) -> None:
     """Does nothing for a client on this machine: loopback, or a unix socket.
 

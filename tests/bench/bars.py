@@ -52,6 +52,9 @@ BARS = (
     Bar("9", "pool barrier over OpenMP barrier", 0.8, 0.6, True, is_cost=True),
     Bar("10", "arena placed, filled and locked over reading into fresh memory", 0.8, 0.95, True),
     Bar("11", "load over llama.cpp's load", 2.0, 3.0, False),
+    Bar("streams", "several streams through the engine over a loop of llama.cpp's own", 1.2, 1.6, False),
+    Bar("http", "what HTTP adds to a step of these streams, by the clock", 0.05, 0.02, False, is_cost=True),
+    Bar("http-cpu", "CPU time of the server's thread over the step", 0.05, 0.02, False, is_cost=True),
     Bar("12", "share of a decode step that is not reading weights", 0.20, 0.10, False, is_cost=True),
 )
 BAR_OF = {bar.key: bar for bar in BARS}

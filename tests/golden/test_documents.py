@@ -169,6 +169,7 @@ def test_every_constant_has_a_note_and_every_reason_that_stops_or_warns_has_a_wa
         "policy-excluded",
         "policy-requested",
         "prompt-at-gpu",
+        "saved-prompts-restored",
         "single-node-machine",
         "tuned-winner",
         "workers-rounded",

@@ -129,6 +129,7 @@ def test_the_example_is_valid_and_shows_every_key_with_its_default() -> None:
     # Keys without a default show an example value instead.
     for key in known - {
         "model.name",
+        "model.prompt_cache_bytes",
         "model.threads",
         "placement.max_pool_tokens",
         "placement.workers",
@@ -138,6 +139,7 @@ def test_the_example_is_valid_and_shows_every_key_with_its_default() -> None:
         "server.api_keys_file",
         "server.max_tokens_default",
         "server.runtime_directory",
+        "server.state_directory",
     }:
         section, name = key.split(".")
         assert getattr(getattr(everything, section), name) == getattr(getattr(shipped, section), name), key

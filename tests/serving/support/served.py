@@ -45,6 +45,7 @@ def serve(
     request_timeout_seconds: float = LIMIT_SECONDS,
     max_body_bytes: int = 1 << 20,
     chunk_tokens: int = 4,
+    prompt_cache_bytes: int = 0,
     is_loaded: bool = True,
     port: int = 0,
     api_keys: ApiKeys | None = None,
@@ -57,7 +58,11 @@ def serve(
     metrics = Metrics(MODEL)
     service = Service(MODEL, "0", ServiceLimits(0.95, 64, 60.0))
     metrics.add_source(service.samples)
-    engine = Engine(runner, EngineSettings(max_queue, request_timeout_seconds, None, chunk_tokens), metrics)
+    engine = Engine(
+        runner,
+        EngineSettings(max_queue, request_timeout_seconds, None, chunk_tokens, prompt_cache_bytes),
+        metrics,
+    )
     engine.start()
     runner.forget_start()
     template, _ = open_chat_template(runner.chat_template, bos_text=runner.bos_text, eos_text=runner.eos_text)
