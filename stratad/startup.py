@@ -21,7 +21,7 @@ from planner.explain import reason_log_line
 from planner.sysfs import Tree
 from stratad import journal
 from stratad.apply import apply_process_memory, open_runner
-from stratad.chat_template import FALLBACK_TEMPLATE_NAME, ChatTemplate, open_chat_template
+from stratad.chat import Chat, open_chat
 from stratad.config import Configuration, Environment
 from stratad.engine import Engine
 from stratad.engine_status import EngineSettings
@@ -29,6 +29,7 @@ from stratad.errors import LoadCancelled, PlacementError, StratadError, render_e
 from stratad.facts import machine_facts
 from stratad.metrics import Metrics
 from stratad.model import ModelFacts, read_model_facts
+from stratad.native_chat import NativeChatKnowledge
 from stratad.native_runner import NativeRunner
 from stratad.pinning import PinWatch
 from stratad.placement_watch import PlacementWatch, log_placement, note_placement, notice_repair, repair
@@ -88,7 +89,7 @@ def run_daemon(
         with _listening(configuration, environment, service, metrics) as (server, directory):
             loading = _Loading(configuration, topology, model, directory, service, notifier, stop)
             with _loaded(loading, plan) as runner, _started_engine(configuration, runner, metrics) as engine:
-                service.serving(ServingParts(engine, runner, _chat_template(runner, service)))
+                service.serving(ServingParts(engine, runner, _chat(runner, service)))
                 _say_ready(service, notifier)
                 _serve_until_stopped(loading, environment, engine, read_again_fitting)
                 # Answers that are cut off still go out; after that nobody can reach the runner any more.
@@ -270,15 +271,18 @@ def _started_engine(configuration: Configuration, runner: ModelRunner, metrics: 
         engine.close()
 
 
-def _chat_template(runner: ModelRunner, service: Service) -> ChatTemplate:
-    template, problem = open_chat_template(
-        runner.chat_template, bos_text=runner.bos_text, eos_text=runner.eos_text
+def _chat(runner: ModelRunner, service: Service) -> Chat:
+    """Chats by the model's template; what is odd about it is shown."""
+    chat, findings = open_chat(
+        runner.chat_template,
+        bos_text=runner.bos_text,
+        eos_text=runner.eos_text,
+        knowledge=NativeChatKnowledge(),
     )
-    if problem is not None:
-        message = f"{problem}; {FALLBACK_TEMPLATE_NAME} is used"
-        journal.inform("chat template", message)
-        service.notice(Notice("chat-template-fallback", "informs", message))
-    return template
+    for finding in findings:
+        journal.inform("chat template", finding.message)
+        service.notice(Notice(finding.code, "informs", finding.message))
+    return chat
 
 
 @contextlib.contextmanager

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Mapping, Sequence
 
 import pytest
 
 from stratad.chat_template import (
     FALLBACK_TEMPLATE,
-    ChatMessage,
     ChatTemplate,
     ChatTemplateError,
     open_chat_template,
 )
 
-TURNS = [ChatMessage("system", "Be brief."), ChatMessage("user", 'Say "hé" <now>')]
+TURNS = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": 'Say "hé" <now>'}]
 
 
-def _render(source: str, messages: list[ChatMessage] = TURNS) -> str:
+def _render(source: str, messages: Sequence[Mapping[str, object]] = TURNS) -> str:
     template = ChatTemplate(
         source, bos_text="<s>", eos_text="</s>", now=lambda: datetime.datetime(2026, 11, 29, 12, 0)
     )

@@ -66,9 +66,9 @@ def test_only_sysfs_opens_files_in_the_planner() -> None:
             assert not called_names(path) & opening, name_of(path)
 
 
-def test_only_two_files_import_the_native_module() -> None:
+def test_only_three_files_import_the_native_module() -> None:
     users = {name_of(path) for path in PYTHON_FILES if "stratad._native" in imported_modules(path)}
-    assert users == {"stratad/apply.py", "stratad/native_runner.py"}
+    assert users == {"stratad/apply.py", "stratad/native_chat.py", "stratad/native_runner.py"}
 
 
 def test_the_environment_is_read_in_the_configuration_only() -> None:

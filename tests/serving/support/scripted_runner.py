@@ -160,7 +160,7 @@ class ScriptedRunner:
         return [sum(count for _, count in call) for call in self.calls]
 
     def open_sampler(self, sampling: SamplingParameters) -> ScriptedSampler:
-        if sampling.grammar == "broken":
+        if sampling.grammar is not None and sampling.grammar.text == "broken":
             raise ValueError("the grammar does not parse")
         self.samplings.append(sampling)
         return ScriptedSampler(sampling)

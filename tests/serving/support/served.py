@@ -9,10 +9,11 @@ from time import monotonic, sleep
 
 from openai import OpenAI
 
-from stratad.chat_template import open_chat_template
+from stratad.chat import open_chat
 from stratad.engine import Engine
 from stratad.engine_status import EngineSettings
 from stratad.metrics import Metrics
+from stratad.native_chat import NativeChatKnowledge
 from stratad.server import HttpServer, ServerSettings, create_app, open_listener
 from stratad.service import Service, ServiceLimits, ServingParts
 from tests.serving.support.scripted_runner import ScriptedRunner
@@ -53,9 +54,14 @@ def serve(
     engine = Engine(runner, EngineSettings(max_queue, request_timeout_seconds, None, chunk_tokens), metrics)
     engine.start()
     runner.forget_start()
-    template, _ = open_chat_template(runner.chat_template, bos_text=runner.bos_text, eos_text=runner.eos_text)
+    chat, _ = open_chat(
+        runner.chat_template,
+        bos_text=runner.bos_text,
+        eos_text=runner.eos_text,
+        knowledge=NativeChatKnowledge(),
+    )
     if is_loaded:
-        service.serving(ServingParts(engine, runner, template))
+        service.serving(ServingParts(engine, runner, chat))
     listener = open_listener("127.0.0.1", 0, None)
     server = HttpServer(create_app(service, metrics, ServerSettings(max_body_bytes, True)), listener)
     server.start()
