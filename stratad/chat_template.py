@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NoReturn
 
 import jinja2
@@ -132,13 +132,28 @@ class _GenerationTag(jinja2.ext.Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _sandbox(now: Callable[[], datetime.datetime]) -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """jinja2's immutable sandbox, in which lists may grow and shrink at their ends.
+
+    Templates of Kimi models collect turns in lists of their own. What a template is given is made for that one
+    rendering, so nothing outlives it.
+    """
+
+    def is_safe_attribute(self, obj: object, attr: str, value: object) -> bool:
+        """Whether a template may read an attribute."""
+        is_list_end = isinstance(obj, list) and attr in ("append", "pop")
+        return is_list_end or super().is_safe_attribute(obj, attr, value)
+
+
+def _sandbox(now: Callable[[], datetime.datetime]) -> _Sandbox:
+    environment = _Sandbox(
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=[_GenerationTag, "jinja2.ext.loopcontrols"],
     )
     environment.filters["tojson"] = _to_json
+    # Prompts are no HTML: what is marked safe would have jinja2 escape the text that is added to it.
+    environment.filters["safe"] = str
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda form: now().strftime(form)
     return environment
@@ -154,10 +169,23 @@ def _to_json(
     """JSON as transformers writes it: jinja2's own filter escapes characters of HTML."""
     if isinstance(value, jinja2.Undefined):
         raise jinja2.UndefinedError("tojson of an undefined value")
-    plain = dict(value) if isinstance(value, Mapping) else value
     return json.dumps(
-        plain, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+        default=_plain,
     )
+
+
+def _plain(value: object) -> object:
+    """What is no JSON value by itself: mappings, and the results of jinja2's filters."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Iterable) and not isinstance(value, jinja2.Undefined):
+        return list(value)
+    raise TypeError(f"{type(value).__name__} is no JSON value")
 
 
 def _raise_exception(message: str) -> NoReturn:
