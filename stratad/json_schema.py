@@ -26,6 +26,9 @@ _ENFORCED_BY_TYPE: Mapping[str, frozenset[str]] = {
 _DECIDING = ("$ref", "oneOf", "anyOf", "const", "enum", "allOf")
 _FORMATS = frozenset({"date", "time", "date-time", "uuid", *(f"uuid{version}" for version in range(1, 6))})
 
+# llama.cpp's grammars take no more (MAX_REPETITION_THRESHOLD in llama-grammar.cpp).
+_MOST_REPETITIONS = 2000
+
 # A subschema with its place, as a JSON pointer behind "#".
 _Placed = tuple[str, Mapping[str, object]]
 
@@ -47,16 +50,30 @@ def require_enforceable(
         grammar_of(schema)
     except ValueError as error:
         raise UnsupportedSchema(str(error)) from error
-    anything = grammar_of({"type": "string"})
     for place, part in _subschemas("#", schema):
+        _require_small_counts(place, part)
         pattern = part.get("pattern")
-        if isinstance(pattern, str) and grammar_of({"type": "string", "pattern": pattern}) == anything:
+        if isinstance(pattern, str) and _is_passed_over(pattern, grammar_of):
             raise UnsupportedSchema(
                 f"{place}/pattern: {pattern!r} cannot be enforced; it must be anchored by ^ and $ and use "
                 "plain classes, groups and repetitions"
             )
         if is_strict:
             _require_known_keywords(place, part)
+
+
+def _is_passed_over(pattern: str, grammar_of: Callable[[Mapping[str, object]], str]) -> bool:
+    """True when the converter takes any string in place of a pattern; it says so only on standard error."""
+    return "root ::= string" in grammar_of({"type": "string", "pattern": pattern}).splitlines()
+
+
+def _require_small_counts(place: str, schema: Mapping[str, object]) -> None:
+    for keyword in ("minItems", "maxItems", "minLength", "maxLength"):
+        count = schema.get(keyword)
+        if isinstance(count, int) and count > _MOST_REPETITIONS:
+            raise UnsupportedSchema(
+                f"{place}/{keyword}: {count} is too many; a grammar repeats at most {_MOST_REPETITIONS} times"
+            )
 
 
 def _require_known_keywords(place: str, schema: Mapping[str, object]) -> None:

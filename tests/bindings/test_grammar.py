@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
-native = pytest.importorskip("stratad._native", reason="the native module is not built")
+pytest.importorskip("stratad._native", reason="the native module is not built")
 
+from stratad import _native as native
 from tests.support.gguf_models import write_model
 from tests.support.native import load_plain
 

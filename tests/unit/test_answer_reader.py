@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -217,7 +218,7 @@ def test_at_every_border_between_two_tokens_the_same_parts_come_out(name: str) -
 def test_any_borders_between_tokens_change_nothing(name: str, borders: list[int]) -> None:
     content = FORMS[name].written.encode()
     edges = sorted({0, len(content), *(border % len(content) for border in borders)})
-    pieces = [content[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+    pieces = [content[start:end] for start, end in pairwise(edges)]
     whole = _without_ids(_streamed(PLANS[name], [content]))
     assert _without_ids(_streamed(PLANS[name], pieces)) == whole
 
@@ -231,7 +232,7 @@ def test_any_borders_between_tokens_change_nothing(name: str, borders: list[int]
 def test_answers_against_the_form_lose_no_border_either(name: str, text: str, borders: list[int]) -> None:
     content = text.encode()
     edges = sorted({0, len(content), *(border % (len(content) + 1) for border in borders)})
-    pieces = [content[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+    pieces = [content[start:end] for start, end in pairwise(edges)]
     whole = _without_ids(_streamed(PLANS[name], [content]))
     assert _without_ids(_streamed(PLANS[name], pieces)) == whole
 
