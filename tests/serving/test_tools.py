@@ -126,11 +126,17 @@ def test_a_call_cut_by_the_limit_ends_by_length_with_what_there_is() -> None:
     assert streamed.function.arguments == call.function.arguments
 
 
+CHANNELS = [
+    "<|channel|>", "analysis", "<|message|>", "Hm.", "<|end|>", "<|start|>", "assistant", "<|channel|>", "final",
+    "<|message|>", "Yes", ".",
+]  # fmt: skip
+
+
 def test_marks_that_are_tokens_without_text_are_read() -> None:
     """gpt-oss: channels are control tokens, which give no text of their own."""
     runner = _runner(
         "openai-gpt-oss-120b",
-        "<|channel|> analysis <|message|> Hm. <|end|> <|start|> assistant <|channel|> final <|message|> Yes.".split(),
+        CHANNELS,
     )
     vocabulary = runner.vocabulary
     marks = {"<|channel|>", "<|message|>", "<|end|>", "<|start|>"}
