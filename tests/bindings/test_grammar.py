@@ -129,6 +129,17 @@ def test_nothing_triggers_a_grammar_while_the_model_thinks(model: native.Model) 
     assert "a" in ended[: ended.index("e!")]
 
 
+def test_a_trigger_inside_a_token_that_goes_on_otherwise_was_none(model: native.Model) -> None:
+    """`<|start|>` is one token: its s triggers the grammar, and what follows does not fit."""
+    others = set(range(model.token_count)) - {*b"ab", 257}
+    biases = [(token, -1e9) for token in sorted(others)]
+    grammar = native.Grammar('root ::= "s!"', trigger_words=["s"])
+    sampler = native.Sampler(model, temperature=1.5, seed=1, logit_bias=biases, grammar=grammar)
+    text, has_ended = _Writer(model).write(sampler, 60)
+    assert not has_ended
+    assert set(text) <= {"a", "b"} | set("<|start|>")
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_where_no_token_fits_sampling_fails_and_nothing_else_does(
     model: native.Model, temperature: float

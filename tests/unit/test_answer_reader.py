@@ -260,3 +260,37 @@ def test_ids_that_the_model_does_not_write_are_nine_letters_and_digits() -> None
     assert call.call_id.isalnum()
     (own,) = _streamed(PLANS["Kimi"], [FORMS["Kimi"].written.encode()]).tool_calls
     assert own.call_id == "functions.get_weather:0" or own.call_id.isalnum()
+
+
+class _GrowingName:
+    """A plan that reads a call letter by letter: the name up to a colon, then the arguments."""
+
+    prompt = prompt_end = ""
+    grammar = None
+    marks = stop_strings = ()
+
+    def parse(self, text: str, *, is_partial: bool) -> AnswerParts:
+        name, _, arguments = text.partition(":")
+        return AnswerParts(tool_calls=(ToolCall("", name, arguments),))
+
+
+def test_a_name_that_may_still_grow_is_held_back() -> None:
+    reader = AnswerReader(_GrowingName())
+    assert reader.push("get_") == []
+    assert reader.push("weather:") == []
+    (head,) = reader.push("{")
+    assert isinstance(head, CallDelta)
+    assert (head.index, head.name, head.arguments) == (0, "get_weather", "{")
+    assert reader.push("}") == [CallDelta(0, "}")]
+    assert reader.finish(is_cut=False) == []
+
+
+def test_what_is_certain_comes_out_at_once() -> None:
+    reader = AnswerReader(PLANS["Qwen3"])
+    assert reader.push("<think>\nHm") == [ReasoningDelta("Hm")]
+    assert reader.push(", yes") == [ReasoningDelta(", yes")]
+    reader.push("\n</think>\n\n")
+    assert reader.push("I look") == [ContentDelta("I look")]
+    assert reader.push(".\n<tool") == [ContentDelta(".\n")]
+    reader.push('_call>\n{"name": "get_weather", "arguments": {"ci')
+    assert reader.push('ty": "Ber') == [CallDelta(0, 'ty": "Ber')]
