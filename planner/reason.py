@@ -228,6 +228,7 @@ REASON_CODES: Mapping[str, ReasonCode] = {
     ),
     "tools-in-plain-text": ReasonCode(
         "the model's chat template has no form for tools, so they are told and called in plain text",
+        "Use a model that was trained with tools where calls matter.",
     ),
     "too-few-workers": ReasonCode(
         "there is less than one worker for each slice",
