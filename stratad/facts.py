@@ -74,6 +74,8 @@ def configured_options(
         objective=Objective(placement.objective),
         worker_count=placement.workers,
         context_tokens=total_context_tokens(configuration, model),
+        # Left to itself the prompt cache takes a part of what is free in the end, and needs no room in the plan.
+        extra_host_bytes=configuration.model.prompt_cache_bytes or 0,
         placement_possible=placement_possible,
         pool_spin_seconds=placement.spin_microseconds * 1e-6,
     )

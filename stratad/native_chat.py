@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 from stratad import _native
 from stratad.answer_format import AnswerParts, ToolCall
-from stratad.runner import Grammar
+from stratad.chat import Chat, ChatFinding, open_chat
+from stratad.runner import Grammar, ModelRunner
 
 
 class NativeAnswerPlan:
@@ -91,6 +92,16 @@ class NativeAnswerFormat:
     def plan(self, request: Mapping[str, object]) -> NativeAnswerPlan:
         """The plan for a request. Raises ValueError with the reason."""
         return NativeAnswerPlan(self._format.plan(json.dumps(request)))
+
+
+def open_model_chat(runner: ModelRunner) -> tuple[Chat, list[ChatFinding]]:
+    """Chats by the template of the runner's model, and what is not as its author meant it."""
+    return open_chat(
+        runner.chat_template,
+        bos_text=runner.bos_text,
+        eos_text=runner.eos_text,
+        knowledge=NativeChatKnowledge(),
+    )
 
 
 class NativeChatKnowledge:

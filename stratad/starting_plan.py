@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from planner import Effect, Plan, PlanRefused, Reason, Topology, make_plan, parse_policy, parse_scope
-from planner.explain import log_lines, reason_log_line
 from planner.sysfs import Tree
-from stratad import journal
 from stratad.apply import memory_policy_failures
 from stratad.config import Configuration, Environment
 from stratad.facts import (
@@ -19,6 +17,7 @@ from stratad.facts import (
     refusal_error,
 )
 from stratad.model import ModelFacts
+from stratad.reason_log import log_plan, warn_of
 from stratad.stored_plan import BLOCKING_CODES, process_policy, read_stored_plan, unit_differences
 
 # What the plan or the unit asks for and this process does not have: it serves, and says that it is degraded.
@@ -49,11 +48,10 @@ def starting_plan(
         *_configuration_differences(plan, configuration),
     )
     for reason in findings:
-        journal.warn_line(reason_log_line(reason))
+        warn_of(reason)
     if failures or any(reason.code in BLOCKING_CODES for reason in findings):
         return decide_plan(topology, model, configuration), findings
-    for line in log_lines(plan):
-        journal.inform_line(line)
+    log_plan(plan)
     return plan, findings
 
 
@@ -95,6 +93,5 @@ def decide_plan(topology: Topology, model: ModelFacts, configuration: Configurat
         plan = make_plan(topology, plan_request(model, options), machine_calibration(STATE_DIRECTORY))
     except PlanRefused as refusal:
         raise refusal_error(refusal) from refusal
-    for line in log_lines(plan):
-        journal.inform_line(line)
+    log_plan(plan)
     return plan

@@ -6,7 +6,6 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from importlib import metadata
 from pathlib import Path
 
 from planner import (
@@ -17,40 +16,52 @@ from planner import (
     Topology,
     plan_to_dict,
 )
-from planner.explain import reason_log_line
 from planner.sysfs import Tree
 from stratad import journal
+from stratad.access import Access
 from stratad.apply import apply_process_memory, open_runner
-from stratad.chat import Chat, open_chat
+from stratad.chat import Chat
 from stratad.config import Configuration, Environment
 from stratad.engine import Engine
 from stratad.engine_status import EngineSettings
 from stratad.errors import LoadCancelled, PlacementError, StratadError, render_error
 from stratad.facts import machine_facts
-from stratad.metrics import Metrics
+from stratad.machine_view import plan_summary
+from stratad.machine_watch import MachineWatch
+from stratad.metrics import Metrics, Sample
 from stratad.model import ModelFacts, read_model_facts
-from stratad.native_chat import NativeChatKnowledge
+from stratad.native_chat import open_model_chat
 from stratad.native_runner import NativeRunner
+from stratad.own_unit import restart_count
 from stratad.pinning import PinWatch
-from stratad.placement_watch import PlacementWatch, log_placement, note_placement, notice_repair, repair
+from stratad.placement_watch import PlacementWatch, log_placement, note_placement, repair, tell_repair
+from stratad.prompt_place import loaded_reason, saved_prompts_place
+from stratad.reason_log import inform_of, warn_of
 from stratad.reload import reloaded, settings_that_differ
 from stratad.runner import ModelRunner
 from stratad.runtime_directory import publish_plan, published, runtime_directory
-from stratad.server import HttpServer, ServerSettings, create_app, open_listener
-from stratad.service import Notice, PlanSummary, Service, ServiceLimits, ServingParts
+from stratad.saved_prompts import SavedPromptsPlace
+from stratad.server import HttpServer, create_app, open_listener
+from stratad.service import Service, ServiceLimits, ServingParts
 from stratad.service_samples import node_memory_samples
-from stratad.slot_memory import with_fitting_slots
+from stratad.slot_memory import prompt_cache_limit, with_fitting_memory
 from stratad.starting_plan import DEGRADING_CODES, decide_plan, starting_plan
 from stratad.stop_signals import Request, StopSignals
 from stratad.systemd import Notifier, Watchdog
 from stratad.verify import PlacementCheck, check_placement
+from stratad.version import stratad_version
 
 # Native code reports progress for every tensor; nobody reads more than a few lines a second.
 _PROGRESS_PAUSE_SECONDS = 0.5
+# And a log that is read later wants fewer.
+_LOG_PAUSE_SECONDS = 10.0
 
 
 # After draining, answers go out and memory is freed: the kernel needs seconds for hundreds of GiB.
 _CLOSE_SECONDS = 30.0
+
+# What a slow disk writes; systemd is asked for as much time as saved prompts may take at this rate.
+_SAVED_BYTES_PER_SECOND = 50 * 1024**2
 
 
 class _StoppedWhileLoading(Exception):
@@ -69,29 +80,33 @@ def run_daemon(
     """
 
     def read_again_fitting() -> Configuration:
-        """A file that asks for more slots than there is room for has not changed."""
-        return with_fitting_slots(read_again(), model, topology)[0]
+        """A file that asks for more than there is room for has not changed."""
+        return with_fitting_memory(read_again(), model, topology)[0]
 
     notifier = Notifier(environment.notify_socket)
     with StopSignals() as stop, contextlib.closing(notifier), contextlib.suppress(_StoppedWhileLoading):
         model = read_model_facts(configuration.model.path)
         topology = machine_facts()
-        configuration, reduction = with_fitting_slots(configuration, model, topology)
+        configuration, reductions = with_fitting_memory(configuration, model, topology)
         plan, findings = starting_plan(topology, model, configuration, environment)
-        if reduction is not None:
-            journal.warn_line(reason_log_line(reduction))
-            findings = (*findings, reduction)
+        place, no_place = saved_prompts_place(configuration, environment, model)
+        reductions = (*reductions, *([no_place] if no_place else []))
+        for reduction in reductions:
+            warn_of(reduction)
+        findings = (*findings, *reductions)
         # Before any other thread starts: each inherits its memory policy from the one that starts it.
         apply_process_memory(plan.process_memory)
-        service, metrics = _open_service(configuration, topology)
+        service, metrics = _open_service(configuration, environment, topology)
         for reason in findings:
-            service.notice(_notice(reason), degrades=reason.code in DEGRADING_CODES)
-        with _listening(configuration, environment, service, metrics) as (server, directory):
+            service.found(reason, degrades=reason.code in DEGRADING_CODES)
+        access = Access(service, environment.credentials_directory, stop.request_stop)
+        access.read(configuration)
+        with _listening(configuration, environment, access, metrics) as (server, directory):
             loading = _Loading(configuration, topology, model, directory, service, notifier, stop)
-            with _loaded(loading, plan) as runner, _started_engine(configuration, runner, metrics) as engine:
+            with _loaded(loading, plan) as runner, _started_engine(loading, place, runner, metrics) as engine:
                 service.serving(ServingParts(engine, runner, _chat(runner, service)))
                 _say_ready(service, notifier)
-                _serve_until_stopped(loading, environment, engine, read_again_fitting)
+                _serve_until_stopped(loading, environment, engine, access, read_again_fitting)
                 # Answers that are cut off still go out; after that nobody can reach the runner any more.
                 service.stopped()
                 engine.close()
@@ -99,14 +114,19 @@ def run_daemon(
     journal.inform("stopped")
 
 
-def _open_service(configuration: Configuration, topology: Topology) -> tuple[Service, Metrics]:
+def _open_service(
+    configuration: Configuration, environment: Environment, topology: Topology
+) -> tuple[Service, Metrics]:
     """The service in its state of loading, and the metrics that read it."""
     name = configuration.model.name or configuration.model.path.stem
-    service = Service(name, _version(), _limits(configuration))
+    service = Service(name, stratad_version(), _limits(configuration))
     metrics = Metrics(name)
     metrics.add_source(service.samples)
     tree, node_ids = Tree(Path("/")), [node.node_id for node in topology.nodes]
     metrics.add_source(lambda: node_memory_samples(tree, node_ids))
+    restarts = restart_count(tree) if environment.notify_socket else None
+    if restarts is not None:
+        metrics.add_source(lambda: [Sample("stratad_service_restarts_total", restarts)])
     return service, metrics
 
 
@@ -115,22 +135,24 @@ def _limits(configuration: Configuration) -> ServiceLimits:
         limit_ratio=configuration.placement.limit_ratio,
         placement_sample_pages=configuration.metrics.placement_sample_pages,
         stall_seconds=configuration.systemd.stall_seconds,
+        placement_check_seconds=configuration.metrics.placement_check_seconds,
+        max_queue=configuration.server.max_queue,
     )
 
 
 @contextlib.contextmanager
 def _listening(
-    configuration: Configuration, environment: Environment, service: Service, metrics: Metrics
+    configuration: Configuration, environment: Environment, access: Access, metrics: Metrics
 ) -> Iterator[tuple[HttpServer, Path]]:
     """Listens and answers from now on, with /health saying "loading"; gives server and runtime directory."""
     settings = configuration.server
     listener = open_listener(settings.host, settings.port, settings.unix_socket)
-    app_settings = ServerSettings(settings.max_body_bytes, listener.is_loopback, settings.allowed_hosts)
-    server = HttpServer(create_app(service, metrics, app_settings), listener)
+    app_settings = access.server_settings(configuration, listener)
+    server = HttpServer(create_app(access.service, metrics, app_settings), listener)
     server.start()
     directory = runtime_directory(settings.runtime_directory, environment)
     try:
-        with published(directory, listener.endpoint):
+        with published(directory, listener.endpoint, access.token):
             journal.inform("listening", endpoint=listener.endpoint)
             yield server, directory
     finally:
@@ -151,12 +173,13 @@ class _Loading:
     _shown_seconds: float = 0.0
     _shown_stage: str = ""
     _shown_fraction: float = 0.0
+    _told_seconds: float = 0.0
 
     def open(self, plan: Plan) -> NativeRunner:
         """Loads the model by `plan`. Raises _StoppedWhileLoading when asked to stop meanwhile."""
         document = plan_to_dict(plan)
         publish_plan(self.directory, document)
-        self.service.planned(_summary(plan, document))
+        self.service.planned(plan_summary(plan, document, self.topology))
         try:
             runner = open_runner(plan, self.model, self.configuration, self._progress)
         except LoadCancelled:
@@ -166,10 +189,14 @@ class _Loading:
             runner.close()
         self._leave_if_asked()
         for reason in runner.reasons:
-            write = journal.warn_line if reason.effect is Effect.WARNS else journal.inform_line
-            write(reason_log_line(reason))
-            self.service.notice(_notice(reason), degrades=reason.code in DEGRADING_CODES)
+            self.note(reason)
         return runner
+
+    def note(self, reason: Reason) -> None:
+        """Logs a finding made while loading, and has the service show it."""
+        log = warn_of if reason.effect is Effect.WARNS else inform_of
+        log(reason)
+        self.service.found(reason, degrades=reason.code in DEGRADING_CODES)
 
     def plan_again(self, policy: Policy) -> Plan:
         """The plan with `policy` in place of the configured one."""
@@ -187,8 +214,9 @@ class _Loading:
             self.service.loading(stage, fraction)
             extension_seconds = self.configuration.systemd.load_extension_seconds
             self.notifier.loading(f"{stage}, {fraction:.0%}", extension_seconds)
-        if is_new_stage:
-            journal.inform("loading", stage=stage)
+        if is_new_stage or now_seconds - self._told_seconds > _LOG_PAUSE_SECONDS:
+            self._told_seconds = now_seconds
+            journal.inform("loading", stage=stage, loaded_ratio=fraction)
         return not self.stop.is_requested
 
     def _leave_if_asked(self) -> None:
@@ -224,7 +252,7 @@ def _check(runner: ModelRunner, loading: _Loading) -> PlacementCheck:
     check = _sample(runner, loading)
     if check.is_met or not loading.configuration.placement.repair:
         return check
-    notice_repair(loading.service, repair(runner.repair_placement))
+    tell_repair(loading.service, repair(runner.repair_placement))
     return _sample(runner, loading)
 
 
@@ -240,8 +268,8 @@ def _sample(runner: ModelRunner, loading: _Loading) -> PlacementCheck:
 
 def _fallback_plan(loading: _Loading, policy: Policy, check: PlacementCheck) -> Plan:
     message = f"placement was verified at {check.worst_ratio:.4f}; planned again with {policy.value}"
-    loading.service.notice(Notice("placement-fallback", "warns", message))
-    journal.warn("placement", message)
+    loading.service.found(Reason("placement-fallback", Effect.WARNS, message))
+    journal.warn("placement", message, code="placement-fallback")
     return loading.plan_again(policy)
 
 
@@ -255,16 +283,23 @@ def _placement_error(check: PlacementCheck) -> PlacementError:
 
 
 @contextlib.contextmanager
-def _started_engine(configuration: Configuration, runner: ModelRunner, metrics: Metrics) -> Iterator[Engine]:
+def _started_engine(
+    loading: _Loading, place: SavedPromptsPlace | None, runner: ModelRunner, metrics: Metrics
+) -> Iterator[Engine]:
     """The engine on its own thread, after the model has answered once; closed at the end."""
+    configuration = loading.configuration
     settings = EngineSettings(
         max_queue=configuration.server.max_queue,
         request_timeout_seconds=configuration.server.request_timeout_seconds,
         max_tokens_default=configuration.server.max_tokens_default,
         chunk_tokens=configuration.model.chunk_tokens,
+        prompt_cache_bytes=prompt_cache_limit(configuration, loading.model, loading.topology),
+        saved_prompts=place,
     )
     engine = Engine(runner, settings, metrics)
     engine.start()
+    if place is not None and (reason := loaded_reason(engine.loaded_prompts, place)) is not None:
+        loading.note(reason)
     try:
         yield engine
     finally:
@@ -273,15 +308,10 @@ def _started_engine(configuration: Configuration, runner: ModelRunner, metrics: 
 
 def _chat(runner: ModelRunner, service: Service) -> Chat:
     """Chats by the model's template; what is odd about it is shown."""
-    chat, findings = open_chat(
-        runner.chat_template,
-        bos_text=runner.bos_text,
-        eos_text=runner.eos_text,
-        knowledge=NativeChatKnowledge(),
-    )
+    chat, findings = open_model_chat(runner)
     for finding in findings:
-        journal.inform("chat template", finding.message)
-        service.notice(Notice(finding.code, "informs", finding.message))
+        journal.inform("chat template", finding.message, code=finding.code)
+        service.found(Reason(finding.code, Effect.INFORMS, finding.message))
     return chat
 
 
@@ -292,6 +322,7 @@ def _watched(
     """Placement is checked again and again, and the supervisor hears signs of life."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(PinWatch(service, configuration.placement.pin_check_seconds))
+        stack.enter_context(MachineWatch(service, configuration.metrics.placement_check_seconds))
         stack.enter_context(
             PlacementWatch(
                 service,
@@ -306,7 +337,11 @@ def _watched(
 
 
 def _serve_until_stopped(
-    loading: _Loading, environment: Environment, engine: Engine, read_again: Callable[[], Configuration]
+    loading: _Loading,
+    environment: Environment,
+    engine: Engine,
+    access: Access,
+    read_again: Callable[[], Configuration],
 ) -> None:
     """Watches over a serving daemon, reads settings again when asked, and drains it at the end."""
     configuration, service, notifier = loading.configuration, loading.service, loading.notifier
@@ -315,26 +350,27 @@ def _serve_until_stopped(
             if loading.stop.wait() is Request.STOP:
                 _drain(configuration, service, engine, notifier, loading.stop)
                 return
-        configuration = _reload(configuration, service, notifier, read_again)
+        configuration = _reload(configuration, access, notifier, read_again)
 
 
 def _reload(
-    running: Configuration, service: Service, notifier: Notifier, read_again: Callable[[], Configuration]
+    running: Configuration, access: Access, notifier: Notifier, read_again: Callable[[], Configuration]
 ) -> Configuration:
     """The configuration that counts after SIGHUP; a file that cannot be used changes nothing."""
     notifier.reloading()
     try:
         fresh = read_again()
+        result = reloaded(running, fresh)
+        access.read(result)
     except StratadError as error:
         journal.report_block(render_error(error))
         notifier.ready("the configuration cannot be used; the former one still counts")
         return running
-    result = reloaded(running, fresh)
-    service.limited(_limits(result))
+    access.service.limited(_limits(result))
     journal.inform("reload", settings=",".join(settings_that_differ(running, result)) or "none")
     if later := settings_that_differ(result, fresh):
         journal.warn("reload", "these settings count after a restart", settings=",".join(later))
-    _say_ready(service, notifier)
+    _say_ready(access.service, notifier)
     return result
 
 
@@ -348,7 +384,10 @@ def _drain(
 ) -> None:
     """Lets running requests finish within the limit, or until a second stop signal."""
     limit_seconds = configuration.server.drain_seconds
-    notifier.stopping("finishing running requests", limit_seconds + _CLOSE_SECONDS)
+    saving_seconds = (
+        configuration.model.save_slots * configuration.model.save_slots_bytes / _SAVED_BYTES_PER_SECOND
+    )
+    notifier.stopping("finishing running requests", limit_seconds + saving_seconds + _CLOSE_SECONDS)
     service.draining()
     status = engine.status()
     journal.inform("stopping", requests_running=status.running, requests_waiting=status.waiting)
@@ -357,19 +396,3 @@ def _drain(
         if engine.drain(min(rest_seconds, _PROGRESS_PAUSE_SECONDS)):
             return
     journal.warn("stopping", "requests were cut off", requests_running=engine.status().running)
-
-
-def _summary(plan: Plan, document: dict[str, object]) -> PlanSummary:
-    reasons = tuple(_notice(reason) for reason in plan.reasons)
-    return PlanSummary(plan.policy.value, plan.fingerprint, reasons, document)
-
-
-def _notice(reason: Reason) -> Notice:
-    return Notice(reason.code, reason.effect.value, reason.message, reason.remedy)
-
-
-def _version() -> str:
-    try:
-        return metadata.version("stratad")
-    except metadata.PackageNotFoundError:
-        return "source"

@@ -48,6 +48,8 @@ class LoadSession {
   void place();
   void fill(const Fill& fill);
   std::vector<std::shared_ptr<Arena>> arenas() const;
+  // The arena's tensors, by their true names, in llama.cpp's order.
+  const std::vector<DeferredTensor>& tensors() const noexcept { return deferred_; }
   const Progress& progress() const noexcept { return progress_; }
 
   static LoadSession* current() noexcept;

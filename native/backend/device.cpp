@@ -2,6 +2,8 @@
 
 #include <exception>
 #include <mutex>
+#include <stdexcept>
+#include <string>
 
 #include "backend/arena_buffer.hpp"
 #include "backend/device_state.hpp"
@@ -18,7 +20,7 @@ thread_local const BackendSettings* current_settings = nullptr;
 // ---------------------------------------------------------------- ggml's interface
 
 ggml_backend_t device_init(ggml_backend_dev_t device, const char*) {
-  const BackendSettings settings = current_settings != nullptr ? *current_settings : BackendSettings{};
+  const BackendSettings settings = current_backend_settings();
   try {
     // The CPU's device and not ours: what llama.cpp asks about a device (does attention lie where its layer
     // does, may operations be fused) then has the answers it would have without us.
@@ -105,6 +107,10 @@ ScopedBackendSettings::~ScopedBackendSettings() {
   current_settings = nullptr;
 }
 
+BackendSettings current_backend_settings() noexcept {
+  return current_settings != nullptr ? *current_settings : BackendSettings{};
+}
+
 ggml_backend_dev_t pool_device() {
   return registry_device(registry(), 0);
 }
@@ -115,12 +121,15 @@ void register_pool_device() {
 }
 
 void attach_pool(std::shared_ptr<Pool> pool) {
+  if (pool != nullptr && pool->slice_count() > kMostSlices)
+    throw std::invalid_argument("the device counts for at most " + std::to_string(kMostSlices) + " slices");
   DeviceState& device = DeviceState::instance();
   const std::lock_guard guard(device.mutex);
   device.lanes.resize(pool == nullptr ? 1 : static_cast<size_t>(pool->worker_count()));
   for (auto& lane : device.lanes)
     if (!lane) lane = std::make_unique<Lane>();
   device.has_pool.store(pool != nullptr, std::memory_order_relaxed);
+  if (pool != nullptr) device.slice_count.store(pool->slice_count(), std::memory_order_relaxed);
   device.pool = std::move(pool);
 }
 
@@ -134,9 +143,8 @@ void set_device_options(const DeviceOptions& options) {
 }
 
 DeviceCounters device_counters() {
-  DeviceState& device = DeviceState::instance();
-  const std::lock_guard guard(device.mutex);
-  return device.counters;
+  const DeviceState& device = DeviceState::instance();
+  return device.counters.copy(device.slice_count.load(std::memory_order_relaxed));
 }
 
 }  // namespace stratad

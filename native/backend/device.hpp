@@ -67,6 +67,9 @@ class ScopedBackendSettings {
   ScopedBackendSettings& operator=(const ScopedBackendSettings&) = delete;
 };
 
+// Those of the calling thread; the defaults where none are set.
+BackendSettings current_backend_settings() noexcept;
+
 ggml_backend_dev_t pool_device();
 
 // Registers the device with ggml. Idempotent.
@@ -76,6 +79,7 @@ void register_pool_device();
 void attach_pool(std::shared_ptr<Pool> pool);
 void set_device_options(const DeviceOptions& options);
 
+// From any thread at any time: it waits for no computation, and none waits for it.
 DeviceCounters device_counters();
 
 }  // namespace stratad

@@ -42,6 +42,12 @@ void ChainJob::prepare(const ExpertChain& chain, const Pool& pool) {
                             choice * chain.weights->nb[1];
       weights_[token * routing_.used_count() + choice] = *reinterpret_cast<const float*>(address);
     }
+  summed_.clear();
+  summed_ends_.clear();
+  for (int slot = 0; slot < routing_.slot_count(); ++slot) {
+    if (routing_.expert_of(slot) != kElsewhere) summed_.push_back(slot);
+    if ((slot + 1) % routing_.used_count() == 0) summed_ends_.push_back(static_cast<int>(summed_.size()));
+  }
 
   const int64_t hidden_rows = chain.gate.row_count, embedding_rows = chain.down.row_count;
   quantised_input_ =
@@ -102,6 +108,7 @@ void ChainJob::run(int phase, int slice, uint32_t task, int) noexcept {
       gate_up(plan, task);
       break;
     case kQuantiseHidden:
+      if (routing_.expert_of(static_cast<int>(task)) == kElsewhere) break;
       chain_.down.quantise(hidden_ + static_cast<size_t>(task) * static_cast<size_t>(chain_.gate.row_count),
                            plan.quantised_hidden + task * chain_.down.activation_row_bytes);
       break;
@@ -181,17 +188,16 @@ void ChainJob::down(const SlicePlan& plan, uint32_t task) noexcept {
 
 // In the graph's order: weight each expert's row, then add them up from the first choice to the last.
 void ChainJob::sum(RowRange rows) noexcept {
-  const int used = routing_.used_count();
-  for (int token = 0; token < routing_.token_count(); ++token) {
+  const auto stride = static_cast<size_t>(chain_.down.row_count);
+  for (int token = 0, next = 0; token < routing_.token_count(); next = summed_ends_[token++]) {
+    const int end = summed_ends_[token];
     auto* output = reinterpret_cast<float*>(static_cast<char*>(chain_.output->data) +
                                             static_cast<size_t>(token) * chain_.output->nb[1]);
     for (int64_t row = rows.begin; row < rows.end; ++row) {
-      const float* part =
-          partial_ + static_cast<size_t>(token) * used * static_cast<size_t>(chain_.down.row_count) + row;
-      float total = part[0] * weights_[token * used];
-      for (int choice = 1; choice < used; ++choice)
-        total += part[static_cast<size_t>(choice) * static_cast<size_t>(chain_.down.row_count)] *
-                 weights_[token * used + choice];
+      const float* part = partial_ + row;
+      float total = next < end ? part[summed_[next] * stride] * weights_[summed_[next]] : 0.f;
+      for (int index = next + 1; index < end; ++index)
+        total += part[summed_[index] * stride] * weights_[summed_[index]];
       output[row] = total;
     }
   }

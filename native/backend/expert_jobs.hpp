@@ -25,7 +25,8 @@ namespace stratad {
 class ChainJob final : public Job {
  public:
   // Takes over what it needs of ids and router weights before anything is written: the graph allocator may
-  // give the result the memory of either.
+  // give the result the memory of either. Choices that are computed elsewhere (kElsewhere) are left out of
+  // the sums; a token without any other gets zeros.
   void prepare(const ExpertChain& chain, const Pool& pool);
 
   int phase_count() const noexcept override { return kPhases - first_phase_; }
@@ -58,7 +59,9 @@ class ChainJob final : public Job {
   int first_phase_ = 0;
   int slice_count_ = 1;
   std::vector<SlicePlan> plans_;
-  std::vector<float> weights_;  // (slot)
+  std::vector<float> weights_;    // (slot)
+  std::vector<int> summed_;       // the slots that are summed, by token
+  std::vector<int> summed_ends_;  // (token): where its own end in summed_
   char* quantised_input_ = nullptr;
   float* hidden_ = nullptr;   // (slot, hidden): first gate's product, then the activation
   float* up_ = nullptr;       // (slot, hidden)

@@ -9,10 +9,14 @@
 
 namespace stratad {
 
+// In place of an expert's number: this choice is computed elsewhere and is none of the pool's.
+inline constexpr int32_t kElsewhere = -1;
+
 // A slot is one (token, choice) pair: token * used_count + choice.
 class Routing {
  public:
-  // ids: (used, tokens) of int32. Copies everything it needs: the graph allocator may put a result over ids.
+  // ids: (used, tokens) of int32, an expert's number or kElsewhere each. Copies everything it needs: the
+  // graph allocator may put a result over ids.
   void read(const ggml_tensor* ids, int64_t expert_count);
 
   int token_count() const noexcept { return token_count_; }
@@ -20,7 +24,8 @@ class Routing {
   int slot_count() const noexcept { return token_count_ * used_count_; }
   int32_t expert_of(int slot) const noexcept { return expert_of_slot_[slot]; }
 
-  // The distinct experts in order of first use, and the slots of each.
+  // The distinct experts in order of first use, and the slots of each; what is computed elsewhere is left
+  // out.
   int expert_count() const noexcept { return static_cast<int>(experts_.size()); }
   int32_t expert(int index) const noexcept { return experts_[index]; }
   std::span<const int> slots(int index) const noexcept {

@@ -11,10 +11,12 @@
 #include "arena/read_rate.hpp"
 #include "arena/row_cut.hpp"
 #include "backend/device.hpp"
+#include "bindings/measure.hpp"
 #include "chat/answer_format.hpp"
 #include "engine/context.hpp"
 #include "engine/model.hpp"
 #include "engine/sampler.hpp"
+#include "gpu/gpu_offload.hpp"
 #include "pool/pool.hpp"
 
 namespace py = pybind11;
@@ -38,6 +40,11 @@ Progress progress_of(const py::object& callable) {
 template <class T>
 py::array_t<T> to_array(std::span<const T> values) {
   return py::array_t<T>(static_cast<py::ssize_t>(values.size()), values.data());
+}
+
+// A buffer's memory; `view` must outlive the span.
+std::span<uint8_t> bytes_of(const py::buffer_info& view) {
+  return {static_cast<uint8_t*>(view.ptr), static_cast<size_t>(view.size * view.itemsize)};
 }
 
 void translate_errors(py::module_& module) {
@@ -101,6 +108,13 @@ void bind_pool(py::module_& module) {
            py::arg("slices"), py::arg("workers"), py::arg("spin_seconds") = 50e-6, ReleaseGil())
       .def_property_readonly("slice_count", &Pool::slice_count)
       .def_property_readonly("worker_count", &Pool::worker_count)
+      .def(
+          "workers_of",
+          [](const Pool& pool, int slice) {
+            if (slice < 0 || slice >= pool.slice_count()) throw std::out_of_range("no such slice");
+            return pool.workers_of(slice);
+          },
+          py::arg("slice"))
       .def("adopt_calling_thread", &Pool::adopt_calling_thread)
       .def("counters", [](const Pool& pool) {
         std::vector<SliceCounters> counters;
@@ -223,6 +237,76 @@ void bind_device(py::module_& module) {
   module.def("device_counters", &device_counters, ReleaseGil());
 }
 
+void bind_inner_devices(py::module_& module) {
+  py::class_<InnerDevice>(module, "GpuDevice")
+      .def_readonly("name", &InnerDevice::name)
+      .def_readonly("description", &InnerDevice::description)
+      .def_readonly("backend", &InnerDevice::backend)
+      .def_readonly("pci_address", &InnerDevice::pci_address)
+      .def_readonly("free_bytes", &InnerDevice::free_bytes)
+      .def_readonly("total_bytes", &InnerDevice::total_bytes);
+  module.def("load_gpu_backends", &load_gpu_backends, py::arg("path"), ReleaseGil());
+  module.def("gpu_devices", &inner_devices, ReleaseGil());
+}
+
+void bind_gpu_counters(py::module_& module) {
+  py::class_<CacheCounters>(module, "CacheCounters")
+      .def_readonly("hits", &CacheCounters::hits)
+      .def_readonly("misses", &CacheCounters::misses)
+      .def_readonly("hit_bytes", &CacheCounters::hit_bytes)
+      .def_readonly("swaps", &CacheCounters::swaps)
+      .def_readonly("swap_bytes", &CacheCounters::swap_bytes)
+      .def_readonly("slots", &CacheCounters::slots)
+      .def_readonly("resident", &CacheCounters::resident)
+      .def_readonly("device_bytes", &CacheCounters::device_bytes);
+  py::class_<GpuCounters>(module, "GpuCounters")
+      .def_readonly("graphs", &GpuCounters::graphs)
+      .def_readonly("stretches", &GpuCounters::stretches)
+      .def_readonly("pool_chains", &GpuCounters::pool_chains)
+      .def_readonly("staged_products", &GpuCounters::staged_products)
+      .def_readonly("staged_bytes", &GpuCounters::staged_bytes)
+      .def_readonly("gpu_wait_seconds", &GpuCounters::gpu_wait_seconds)
+      .def_readonly("pool_seconds", &GpuCounters::pool_seconds)
+      .def_readonly("copy_seconds", &GpuCounters::copy_seconds)
+      .def_readonly("upload_seconds", &GpuCounters::upload_seconds)
+      .def_readonly("cache", &GpuCounters::cache);
+  py::class_<MemoryOutcome>(module, "GpuMemoryOutcome")
+      .def_readonly("device", &MemoryOutcome::device)
+      .def_readonly("free_bytes", &MemoryOutcome::free_bytes)
+      .def_readonly("has_staging", &MemoryOutcome::has_staging)
+      .def_readonly("asked_bytes", &MemoryOutcome::asked_bytes)
+      .def_readonly("cache_bytes", &MemoryOutcome::cache_bytes)
+      .def_readonly("cached_slots", &MemoryOutcome::cached_slots)
+      .def_readonly("expert_layers", &MemoryOutcome::expert_layers);
+}
+
+void bind_gpu(py::module_& module) {
+  bind_inner_devices(module);
+  bind_gpu_counters(module);
+  py::class_<GpuOffload, std::shared_ptr<GpuOffload>>(module, "GpuOffload")
+      .def(py::init<const std::vector<std::string>&>(), py::arg("devices") = std::vector<std::string>{},
+           ReleaseGil())
+      .def("inner_devices", &GpuOffload::inner_devices, ReleaseGil())
+      .def(
+          "open_memory",
+          [](GpuOffload& gpu, uint64_t reserve_bytes, std::optional<uint64_t> cache_bytes, bool is_frozen,
+             const ExpertProfile& profile, const py::object& progress) {
+            const Progress native_progress = progress_of(progress);
+            const py::gil_scoped_release release;
+            return gpu.open_memory({reserve_bytes, cache_bytes, is_frozen}, profile, [&](double done) {
+              return !native_progress || native_progress("filling the expert cache", done);
+            });
+          },
+          py::kw_only(), py::arg("reserve_bytes"), py::arg("cache_bytes") = std::nullopt,
+          py::arg("is_frozen") = false, py::arg("profile") = ExpertProfile{},
+          py::arg("progress") = py::none())
+      .def("profile", &GpuOffload::profile, ReleaseGil())
+      .def("set_pool_tokens", &GpuOffload::set_pool_tokens, py::arg("tokens"))
+      .def_property_readonly("failure", &GpuOffload::failure)
+      .def("counters", &GpuOffload::counters);
+  module.attr("DEFAULT_GPU_POOL_TOKENS") = kDefaultPoolTokens;
+}
+
 void bind_model(py::module_& module) {
   py::enum_<ArenaScope>(module, "ArenaScope")
       .value("EXPERTS", ArenaScope::kExperts)
@@ -231,16 +315,20 @@ void bind_model(py::module_& module) {
       .def_static(
           "load",
           [](const std::vector<std::string>& paths, std::shared_ptr<Pool> pool, const PlaceOptions& place,
-             bool use_arena, ArenaScope scope, bool release_page_cache, const py::object& progress) {
+             bool use_arena, ArenaScope scope, std::shared_ptr<GpuOffload> gpu, int gpu_layer_count,
+             bool release_page_cache, const py::object& progress) {
             const Progress native_progress = progress_of(progress);
             const py::gil_scoped_release release;
-            return Model::load({paths, use_arena, scope, release_page_cache, place}, std::move(pool),
-                               native_progress);
+            return Model::load(
+                {paths, use_arena, scope, std::move(gpu), gpu_layer_count, release_page_cache, place},
+                std::move(pool), native_progress);
           },
           py::arg("paths"), py::arg("pool") = nullptr, py::kw_only(), py::arg("place") = PlaceOptions{},
-          py::arg("use_arena") = true, py::arg("scope") = ArenaScope::kExperts,
-          py::arg("release_page_cache") = false, py::arg("progress") = py::none())
+          py::arg("use_arena") = true, py::arg("scope") = ArenaScope::kExperts, py::arg("gpu") = nullptr,
+          py::arg("gpu_layer_count") = -1, py::arg("release_page_cache") = false,
+          py::arg("progress") = py::none())
       .def_property_readonly("arenas", &Model::arenas)
+      .def_property_readonly("gpu", &Model::gpu)
       .def("tokenize", &Model::tokenize, py::arg("text"), py::kw_only(), py::arg("add_special"),
            py::arg("parse_special"), ReleaseGil())
       .def(
@@ -300,23 +388,25 @@ void bind_context(py::module_& module) {
       .def("forget", &Context::forget, py::arg("sequence"), py::arg("begin") = 0, py::arg("end") = -1,
            ReleaseGil())
       .def("cut", &Context::cut, py::arg("sequence"), py::arg("position"), ReleaseGil())
+      .def("first_cut", &Context::first_cut, py::arg("sequence"))
+      .def("first_cut_when_restored", &Context::first_cut_when_restored, py::arg("sequence"))
+      .def("state_bytes", &Context::state_bytes, py::arg("sequence") = 0, ReleaseGil())
       .def(
           "save_state",
-          [](const Context& context, llama_seq_id sequence) {
-            std::vector<uint8_t> state;
-            {
-              const py::gil_scoped_release release;
-              state = context.save_state(sequence);
-            }
-            return py::bytes(reinterpret_cast<const char*>(state.data()), state.size());
+          [](const Context& context, llama_seq_id sequence, const py::buffer& state) {
+            const py::buffer_info view = state.request(true);
+            const std::span<uint8_t> bytes = bytes_of(view);
+            const py::gil_scoped_release release;
+            context.save_state(sequence, bytes);
           },
-          py::arg("sequence") = 0)
+          py::arg("sequence"), py::arg("state"))
       .def(
           "restore_state",
-          [](Context& context, llama_seq_id sequence, const py::bytes& state) {
-            const std::string_view bytes = state;
+          [](Context& context, llama_seq_id sequence, const py::buffer& state) {
+            const py::buffer_info view = state.request();
+            const std::span<const uint8_t> bytes = bytes_of(view);
             const py::gil_scoped_release release;
-            context.restore_state(sequence, {reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()});
+            context.restore_state(sequence, bytes);
           },
           py::arg("sequence"), py::arg("state"));
 }
@@ -393,9 +483,11 @@ PYBIND11_MODULE(_native, module) {
   bind_memory_policy(module);
   bind_arena(module);
   bind_device(module);
+  bind_gpu(module);
   bind_model(module);
   bind_context(module);
   bind_sampler(module);
   bind_chat(module);
+  bind_measure(module);
   module.def("llama_version", [] { return std::string(llama_version()); });
 }

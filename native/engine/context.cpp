@@ -97,17 +97,37 @@ void Context::decode(Batch& batch) {
   abort_.store(false, std::memory_order_relaxed);
   take_llama_log();
   const auto start = std::chrono::steady_clock::now();
-  const int status = llama_decode(context_, view);
-  if (status == 0) llama_synchronize(context_);
+  const int status = compute(view);
   const auto elapsed = std::chrono::steady_clock::now() - start;
   calls_.fetch_add(1, std::memory_order_relaxed);
   tokens_.fetch_add(batch.size(), std::memory_order_relaxed);
   nanoseconds_.fetch_add(static_cast<uint64_t>(elapsed / std::chrono::nanoseconds(1)),
                          std::memory_order_relaxed);
   if (status == 0) return;
-  const std::string log = take_llama_log();
+  std::string log = take_llama_log();
+  if (model_->gpu())
+    if (const auto failure = model_->gpu()->failure()) log = *failure + (log.empty() ? "" : "; " + log);
   throw DecodeError(status, "decoding " + std::to_string(count) + " tokens failed with status " +
                                 std::to_string(status) + (log.empty() ? "" : ": " + log));
+}
+
+// llama.cpp hears of a GPU's failure late or not at all: drivers report it while one waits for them.
+int Context::compute(const llama_batch& batch) {
+  const std::shared_ptr<GpuOffload>& gpu = model_->gpu();
+  if (!gpu) {
+    const int status = llama_decode(context_, batch);
+    if (status == 0) llama_synchronize(context_);
+    return status;
+  }
+  if (gpu->failure()) return kDeviceFailed;
+  try {
+    const int status = llama_decode(context_, batch);
+    if (status == 0) llama_synchronize(context_);
+    return gpu->failure() ? kDeviceFailed : status;
+  } catch (const std::exception& error) {
+    gpu->fail(error.what());
+    return kDeviceFailed;
+  }
 }
 
 std::span<const float> Context::logits(int index) const {
@@ -133,15 +153,48 @@ bool Context::cut(llama_seq_id sequence, llama_pos position) {
   return forget(sequence, position, -1);
 }
 
-std::vector<uint8_t> Context::save_state(llama_seq_id sequence) const {
-  std::vector<uint8_t> state(llama_state_seq_get_size(context_, sequence));
-  state.resize(llama_state_seq_get_data(context_, state.data(), state.size(), sequence));
-  return state;
+llama_pos Context::first_cut(llama_seq_id sequence) const {
+  return first_cut_from(sequence, llama_memory_seq_pos_min(llama_get_memory(context_), sequence));
+}
+
+llama_pos Context::first_cut_when_restored(llama_seq_id sequence) const {
+  const llama_memory_t memory = llama_get_memory(context_);
+  const llama_pos first = llama_memory_seq_pos_min(memory, sequence);
+  const llama_pos window = llama_model_n_swa(model_->get());
+  if (window <= 0) return first_cut_from(sequence, first);
+  return first_cut_from(sequence, std::max(first, llama_memory_seq_pos_max(memory, sequence) - window + 1));
+}
+
+// The rule of cut(), solved for the position.
+llama_pos Context::first_cut_from(llama_seq_id sequence, llama_pos first_held) const {
+  const llama_model* model = model_->get();
+  const llama_pos end = llama_memory_seq_pos_max(llama_get_memory(context_), sequence) + 1;
+  if (llama_model_is_recurrent(model) || llama_model_is_hybrid(model)) return end;
+  if (first_held <= 0) return 0;
+  const llama_pos window = llama_model_n_swa(model);
+  return window > 0 ? std::min(end, first_held + window - 1) : end;
+}
+
+size_t Context::state_bytes(llama_seq_id sequence) const {
+  return llama_state_seq_get_size(context_, sequence);
+}
+
+void Context::save_state(llama_seq_id sequence, std::span<uint8_t> state) const {
+  if (state.size() != state_bytes(sequence))
+    throw std::invalid_argument("a state of " + std::to_string(state_bytes(sequence)) +
+                                " bytes does not fit a buffer of " + std::to_string(state.size()));
+  if (llama_state_seq_get_data(context_, state.data(), state.size(), sequence) != state.size())
+    throw std::runtime_error("llama.cpp cannot save a sequence: " + take_llama_log());
 }
 
 void Context::restore_state(llama_seq_id sequence, std::span<const uint8_t> state) {
-  if (llama_state_seq_set_data(context_, state.data(), state.size(), sequence) == 0)
-    throw std::invalid_argument("this state does not belong to this model and context");
+  take_llama_log();
+  // Where nothing is in the state, llama.cpp would leave what the sequence holds.
+  forget(sequence, -1, -1);
+  if (llama_state_seq_set_data(context_, state.data(), state.size(), sequence) == state.size()) return;
+  // A part of it may be there.
+  forget(sequence, -1, -1);
+  throw std::invalid_argument("this state does not belong to this model and context: " + take_llama_log());
 }
 
 DecodeCounters Context::counters() const noexcept {

@@ -9,6 +9,10 @@
 #include "engine/log.hpp"
 #include "engine/model_files.hpp"
 
+// Exported by libllama without a public header: where llama.cpp has put each weight.
+const std::vector<std::pair<std::string, ggml_tensor*>>& llama_internal_get_tensor_map(
+    const llama_model* model);
+
 namespace stratad {
 namespace {
 
@@ -35,6 +39,9 @@ void initialise_llama() {
 
 llama_model_params common_parameters() {
   llama_model_params parameters = llama_model_default_params();
+  // None unless asked for: a registered GPU would otherwise get a backend in every context.
+  static ggml_backend_dev_t no_devices[] = {nullptr};
+  parameters.devices = no_devices;
   parameters.n_gpu_layers = 0;
   parameters.load_mode = LLAMA_LOAD_MODE_NONE;
   // Repacked buffers sum in another order and lose prefill against ggml's tiled kernel (measured, ADR 0001).
@@ -73,6 +80,15 @@ llama_model* load_llama_model(const ModelOptions& options, llama_model_params pa
   throw ModelLoadError("llama.cpp cannot load " + options.paths.front() + ": " + take_llama_log());
 }
 
+void bind(GpuOffload& gpu, const LoadSession& session, const llama_model* model) {
+  std::vector<GpuOffload::NamedTensor> experts, others;
+  for (const DeferredTensor& deferred : session.tensors())
+    experts.emplace_back(deferred.name, deferred.tensor);
+  for (const auto& [name, tensor] : llama_internal_get_tensor_map(model))
+    if (!is_in_arena(tensor)) others.emplace_back(name, tensor);
+  gpu.bind(experts, others);
+}
+
 }  // namespace
 
 std::shared_ptr<Model> Model::load(const ModelOptions& options, std::shared_ptr<Pool> pool,
@@ -93,13 +109,22 @@ std::shared_ptr<Model> Model::load(const ModelOptions& options, std::shared_ptr<
   const llama_model_tensor_buft_override overrides[] = {
       {has_all ? kWeightTensors : kExpertTensors, arena_buffer_type()}, {nullptr, nullptr}};
   parameters.tensor_buft_overrides = overrides;
+  std::vector<ggml_backend_dev_t> devices;
+  if (options.gpu) {
+    if (has_all) throw std::invalid_argument("with a GPU the arena holds experts only");
+    devices = options.gpu->devices();
+    parameters.devices = devices.data();
+    parameters.n_gpu_layers = options.gpu_layer_count;
+  }
   std::shared_ptr<Model> model(new Model(load_llama_model(options, parameters, progress),
                                          has_all ? DeviceMode::kOwn : DeviceMode::kStructural));
+  model->gpu_ = options.gpu;
   session.place();
   session.fill([&](Arena& arena, std::byte* destination, size_t size, const std::string& name) {
     files.fill(arena, destination, size, name);
   });
   model->arenas_ = session.arenas();
+  if (options.gpu) bind(*options.gpu, session, model->get());
   return model;
 }
 

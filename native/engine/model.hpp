@@ -10,6 +10,7 @@
 
 #include "arena/arena.hpp"
 #include "backend/device.hpp"
+#include "gpu/gpu_offload.hpp"
 #include "llama.h"
 #include "pool/pool.hpp"
 
@@ -28,6 +29,9 @@ struct ModelOptions {
   bool use_arena = true;           // false: llama.cpp's own buffers and loader, for comparison
   // With kWeights, contexts of the model are computed in own mode (backend/own_backend.hpp).
   ArenaScope scope = ArenaScope::kExperts;
+  // The GPUs that hold what is not in the arena, and compute it; with kExperts only. None: the CPU alone.
+  std::shared_ptr<GpuOffload> gpu;
+  int gpu_layer_count = -1;         // layers on them, the last ones first; negative for all
   bool release_page_cache = false;  // drop the file's cached pages before and while loading
   PlaceOptions place;
 };
@@ -50,6 +54,8 @@ class Model {
   std::vector<int> shared_node_ids() const;
   // How the pool's device computes contexts of this model.
   DeviceMode mode() const noexcept { return mode_; }
+  // Null without GPUs.
+  const std::shared_ptr<GpuOffload>& gpu() const noexcept { return gpu_; }
 
   std::vector<llama_token> tokenize(const std::string& text, bool add_special, bool parse_special) const;
   std::string token_bytes(llama_token token) const;  // may hold part of a UTF-8 sequence
@@ -61,6 +67,7 @@ class Model {
 
   llama_model* model_;
   DeviceMode mode_;
+  std::shared_ptr<GpuOffload> gpu_;
   std::vector<std::shared_ptr<Arena>> arenas_;
 };
 

@@ -30,7 +30,7 @@ from stratad.facts import (
 )
 from stratad.model import read_model_facts
 from stratad.service_view import service_topology
-from stratad.slot_memory import with_fitting_slots
+from stratad.slot_memory import with_fitting_memory
 from stratad.systemd_control import Systemctl, SystemdControl, SystemdError, system_objections
 from stratad.unit_files import (
     PLAN_PATH,
@@ -106,7 +106,7 @@ def decide_for_service(config: Path, policy: str | None, control: SystemdControl
     model = read_model_facts(configuration.model.path)
     process_id = int(control.property_of(UNIT, "MainPID") or 0) if control is not None else 0
     topology = service_topology(SLICE, process_id or None)
-    configuration, _ = with_fitting_slots(configuration, model, topology)
+    configuration, _ = with_fitting_memory(configuration, model, topology)
     options = configured_options(configuration, model)
     if policy is not None:
         options = replace(options, policy=parse_policy(policy))

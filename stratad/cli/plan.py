@@ -37,7 +37,7 @@ from stratad.facts import (
     total_context_tokens,
 )
 from stratad.model import ModelFacts, read_model_facts
-from stratad.slot_memory import with_fitting_slots
+from stratad.slot_memory import with_fitting_memory
 
 if TYPE_CHECKING:
     from planner import Calibration
@@ -231,7 +231,7 @@ def _configured(
 
     configuration = load_configuration(path)
     model = read_model_facts(wishes.model or configuration.model.path)
-    configuration, _ = with_fitting_slots(configuration, model, topology)
+    configuration, _ = with_fitting_memory(configuration, model, topology)
     placement = configuration.placement
     filled = replace(
         options,
@@ -240,6 +240,7 @@ def _configured(
         objective=options.objective if wishes.objective is not None else Objective(placement.objective),
         worker_count=wishes.workers if wishes.workers is not None else placement.workers,
         context_tokens=total_context_tokens(configuration, model),
+        extra_host_bytes=options.extra_host_bytes + (configuration.model.prompt_cache_bytes or 0),
         pool_spin_seconds=placement.spin_microseconds * 1e-6,
     )
     return model, filled

@@ -62,8 +62,13 @@ def parse_configuration(document: Mapping[str, Any], path: Path) -> Configuratio
 
 
 def _anchored(configuration: Configuration, folder: Path) -> Configuration:
-    """The same configuration with its model path made absolute from `folder`."""
-    return replace(configuration, model=replace(configuration.model, path=folder / configuration.model.path))
+    """The same configuration with the paths of model and API keys made absolute from `folder`."""
+    server, keys = configuration.server, configuration.server.api_keys_file
+    return replace(
+        configuration,
+        model=replace(configuration.model, path=folder / configuration.model.path),
+        server=replace(server, api_keys_file=folder / keys) if keys is not None else server,
+    )
 
 
 def _explained(problem: ErrorDetails, path: Path) -> ConfigurationError:
