@@ -13,6 +13,31 @@ from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an answer must match.
+
+    Attributes:
+        text: GBNF with a rule named root.
+        prefix: The end of the prompt, where the grammar begins before the answer does.
+        trigger_words: With these or patterns, the grammar holds only from where the answer first has one.
+        trigger_patterns: Regular expressions; the first group, or all of the match, is where it begins.
+        thinking_start: Behind this mark nothing triggers the grammar; empty when the model does not think.
+        thinking_ends: Until one of these.
+    """
+
+    text: str
+    prefix: str = ""
+    trigger_words: tuple[str, ...] = ()
+    trigger_patterns: tuple[str, ...] = ()
+    thinking_start: str = ""
+    thinking_ends: tuple[str, ...] = ()
+
+
+class GrammarDeadEnd(Exception):
+    """No token of the model fits the grammar where the answer stands; the text says so to the client."""
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParameters:
     """How the next token is chosen, with llama.cpp's meanings and defaults.
 
@@ -26,7 +51,7 @@ class SamplingParameters:
         frequency_penalty: Subtracted once per earlier occurrence; 0 changes nothing.
         presence_penalty: Subtracted once when the token occurred; 0 changes nothing.
         penalty_last_tokens: How many last tokens the penalties look at; 0 switches them off.
-        grammar: GBNF text that the output must match; None allows everything.
+        grammar: What the output must match; None allows everything.
         logit_bias: Pairs of token id and the value added to its logit, sorted by token id.
     """
 
@@ -39,7 +64,7 @@ class SamplingParameters:
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     penalty_last_tokens: int = 64
-    grammar: str | None = None
+    grammar: Grammar | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
 
 
@@ -276,7 +301,10 @@ class ModelRunner(Protocol):
         """
 
     def sample(self, sampler: Sampler, sequence: int) -> int:
-        """The next token of a sequence by its logits of the last `decode`, accepted into the sampler's state."""
+        """The next token of a sequence by its logits of the last `decode`, accepted into the sampler's state.
+
+        Raises GrammarDeadEnd, having changed nothing.
+        """
 
     def likelihoods(self, sequence: int, token: int, count: int) -> tuple[TokenLikelihood, ...]:
         """That of `token` as the next of a sequence by the last `decode`, then the `count` largest, in order."""

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from planner import Reason
-from stratad.chat_template import ChatMessage, ChatTemplate
+from stratad.chat import Chat
 from stratad.engine import Engine, Ticket
 from stratad.generation import (
     Deliver,
@@ -108,7 +108,7 @@ class ServingParts:
 
     engine: Engine
     runner: ModelRunner
-    chat_template: ChatTemplate
+    chat: Chat
 
 
 class NotServing(Exception):
@@ -253,9 +253,10 @@ class Service:
                 self._refused[error.code] = self._refused.get(error.code, 0) + 1
             raise
 
-    def render_chat(self, messages: Sequence[ChatMessage]) -> str:
-        """The prompt for these messages. Raises ChatTemplateError, and NotAccepting while loading."""
-        return self._serving_parts().chat_template.render(messages)
+    @property
+    def chat(self) -> Chat:
+        """Chats with the model. Raises NotAccepting while loading."""
+        return self._serving_parts().chat
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """The model's tokens of `text`. Raises NotAccepting while loading."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from planner import Effect, Plan, Reason
 from stratad import journal
 from stratad.access import Access
-from stratad.chat_template import FALLBACK_TEMPLATE_NAME, ChatTemplate, open_chat_template
+from stratad.chat import Chat
 from stratad.config import Configuration, Environment
 from stratad.engine import Engine
 from stratad.engine_status import EngineSettings
@@ -20,6 +20,7 @@ from stratad.gpu_fallback import device_error
 from stratad.loading import Loading, loaded
 from stratad.machine_watch import MachineWatch
 from stratad.metrics import Metrics
+from stratad.native_chat import open_model_chat
 from stratad.native_runner import NativeRunner
 from stratad.pinning import PinWatch
 from stratad.placement_watch import PlacementWatch
@@ -69,7 +70,7 @@ def serve(serving: Serving, plan: Plan) -> DeviceError | None:
             _started_engine(serving, runner) as engine,
         ):
             loading.is_first = False
-            service.serving(ServingParts(engine, runner, _chat_template(runner, service)))
+            service.serving(ServingParts(engine, runner, _chat(runner, service)))
             _say_ready(service, loading.notifier)
             with _profile_kept(loading, runner):
                 _serve_until_stopped(serving, engine)
@@ -136,15 +137,13 @@ def _started_engine(serving: Serving, runner: ModelRunner) -> Iterator[Engine]:
         engine.close()
 
 
-def _chat_template(runner: ModelRunner, service: Service) -> ChatTemplate:
-    template, problem = open_chat_template(
-        runner.chat_template, bos_text=runner.bos_text, eos_text=runner.eos_text
-    )
-    if problem is not None:
-        message = f"{problem}; {FALLBACK_TEMPLATE_NAME} is used"
-        journal.inform("chat template", message, code="chat-template-fallback")
-        service.found(Reason("chat-template-fallback", Effect.INFORMS, message))
-    return template
+def _chat(runner: ModelRunner, service: Service) -> Chat:
+    """Chats by the model's template; what is odd about it is shown."""
+    chat, findings = open_model_chat(runner)
+    for finding in findings:
+        journal.inform("chat template", finding.message, code=finding.code)
+        service.found(Reason(finding.code, Effect.INFORMS, finding.message))
+    return chat
 
 
 @contextlib.contextmanager
