@@ -186,6 +186,10 @@ REASON_CODES: Mapping[str, ReasonCode] = {
         "a GPU could be used, and the plan keeps all weights in host memory for the CPUs",
         "Run `sudo stratactl apply` again, or set arena.scope = 'auto'.",
     ),
+    "gpu-upload-slow": ReasonCode(
+        "a GPU reads pinned host memory far below the rate of its link",
+        "Boot with iommu=pt where the IOMMU translates; else look at the card's slot and link.",
+    ),
     "gpu-used": ReasonCode("this GPU takes part"),
     "gpu-without-device": ReasonCode(
         "a GPU module was loaded and finds no GPU",
