@@ -56,6 +56,7 @@ from planner.request import (
     Objective,
     PlanRequest,
     Policy,
+    Running,
     parse_policy,
     parse_scope,
 )
@@ -120,6 +121,7 @@ __all__ = [
     "ProcessMemory",
     "Reason",
     "ReasonCode",
+    "Running",
     "Slice",
     "StagingBuffer",
     "SweepPoint",

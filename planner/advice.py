@@ -311,6 +311,49 @@ def iommu_translated(facts: Facts, draft: Draft) -> Reason | None:
     )
 
 
+def cpu_share_measured(facts: Facts, draft: Draft) -> Reason | None:
+    """Note the share of expert bytes that the running daemon's CPUs read, which this plan goes by."""
+    running = facts.request.running
+    if running is None:
+        return None
+    hits = (
+        ""
+        if running.hit_ratio is None
+        else f", and VRAM answers {running.hit_ratio:.0%} of the router's choices"
+    )
+    return Reason(
+        code="cpu-share-measured",
+        effect=Effect.INFORMS,
+        message=f"the running daemon's CPUs read {running.cpu_share:.1%} of the expert bytes{hits} "
+        f"({count_of(running.decode_steps, 'step')})",
+        evidence={
+            "cpu_share": running.cpu_share,
+            "hit_ratio": running.hit_ratio,
+            "decode_steps": running.decode_steps,
+        },
+    )
+
+
+def running_plan_differs(facts: Facts, draft: Draft) -> Reason | None:
+    """Warn that the running daemon has another policy, or as many more or fewer workers, than would be chosen now."""
+    running = facts.request.running
+    if running is None or (running.policy, running.worker_count) == (draft.policy, draft.worker_count):
+        return None
+    return Reason(
+        code="running-plan-differs",
+        effect=Effect.WARNS,
+        message=f"the daemon runs {running.policy} with {count_of(running.worker_count, 'worker')}; with what it "
+        f"measured, {draft.policy} with {count_of(draft.worker_count, 'worker')} would be chosen now",
+        evidence={
+            "running": running.policy.value,
+            "running_workers": running.worker_count,
+            "chosen": draft.policy.value,
+            "chosen_workers": draft.worker_count,
+        },
+        remedy="run `sudo stratactl apply`; the daemon is restarted with the new plan",
+    )
+
+
 def _listed(numbers: tuple[int, ...]) -> str:
     return ", ".join(map(str, numbers))
 
@@ -336,4 +379,6 @@ SOFT_RULES: tuple[Advice, ...] = (
     huge_pages_too_few,
     huge_pages_stranded,
     iommu_translated,
+    cpu_share_measured,
+    running_plan_differs,
 )

@@ -114,6 +114,9 @@ REASON_CODES: Mapping[str, ReasonCode] = {
     "close-call": ReasonCode(
         "two candidates are nearer than the model can tell; only a measurement settles it", _SETTLE
     ),
+    "cpu-share-measured": ReasonCode(
+        "the running daemon's own counts say which share of expert bytes its CPUs read"
+    ),
     "cpuset-narrower-than-plan": ReasonCode(
         "the unit may not use every CPU of the applied plan",
         "Look for AllowedCPUs= of the unit or of stratad.slice, or apply again.",
@@ -264,6 +267,10 @@ REASON_CODES: Mapping[str, ReasonCode] = {
         "Look for another NUMAPolicy= in `systemctl cat stratad`; the daemon has set the right one.",
     ),
     "prompt-at-gpu": ReasonCode("prompts run on the GPU, which reads an arena at its own node fastest"),
+    "running-plan-differs": ReasonCode(
+        "with what the running daemon has measured, another policy would be chosen now",
+        "Run `sudo stratactl apply`; the daemon is restarted with the new plan.",
+    ),
     "single-node-machine": ReasonCode("the machine has one NUMA node, so there is nothing to choose"),
     "slots-reduced": ReasonCode(
         "memory has no room for the KV cache of all slots, so fewer requests run side by side",

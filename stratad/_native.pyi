@@ -129,6 +129,7 @@ class Model:
         *,
         place: PlaceOptions = ...,
         use_arena: bool = True,
+        plain_gpu: str = "",
         scope: ArenaScope = ...,
         gpu: GpuOffload | None = None,
         gpu_layer_count: int = -1,

@@ -15,6 +15,7 @@ from planner import (
     PlanRefused,
     PlanRequest,
     Policy,
+    Running,
     Topology,
     TopologyUnreadable,
     parse_policy,
@@ -47,6 +48,7 @@ class PlanOptions:
     experts lies in VRAM, and `gpu_expert_layers` of the layers with experts lie there too.
     `tokens_per_step` is above 1 with drafts. `has_gpu` and `gpus` say which GPUs take part; None leaves it to what
     the machine has. `is_rest_in_vram` says that with a GPU all but the experts lie there, unless the arena takes it.
+    `running` is what a running daemon has measured.
     """
 
     policy: Policy | None = None
@@ -65,6 +67,7 @@ class PlanOptions:
     has_gpu: bool | None = None
     gpus: tuple[GpuInUse, ...] | None = None
     is_rest_in_vram: bool = False
+    running: Running | None = None
     placement_possible: bool | None = None
 
 
@@ -206,6 +209,7 @@ def plan_request(model: ModelFacts | None, options: PlanOptions) -> PlanRequest:
         gpu_node_ids=options.gpu_node_ids,
         has_gpu=options.has_gpu,
         gpus=options.gpus,
+        running=options.running,
         layer_count=None if model is None else model.layer_count,
         placement_possible=options.placement_possible,
         tokens_per_step=options.tokens_per_step,

@@ -14,6 +14,7 @@ from enum import StrEnum
 
 from stratad.chat_template import ChatMessage, ChatTemplate
 from stratad.engine import Engine, Ticket
+from stratad.expert_share import expert_share_document
 from stratad.generation import Deliver, GenerationRequest, NotAccepting
 from stratad.metrics import Sample
 from stratad.runner import ModelRunner
@@ -224,10 +225,11 @@ class Service:
             "loaded_ratio": fraction,
             "model": self.model_name,
             "version": self.version,
-            "plan": {"policy": plan.policy, "fingerprint": plan.fingerprint} if plan else None,
+            "plan": _plan_document(plan) if plan else None,
             "reasons": [notice.as_document() for notice in notices],
             "placement": {**placement_document(check), "age_seconds": age_seconds} if check else None,
             "decode": _decode_document(parts.engine) if parts else None,
+            "experts": expert_share_document(parts.runner.counters()) if parts else None,
         }
 
     def plan_document(self) -> Mapping[str, object] | None:
@@ -265,6 +267,12 @@ class Service:
             if self._parts is None:
                 raise NotAccepting(f"the model is not served now: {self._state.value}, {self._stage}")
             return self._parts
+
+
+def _plan_document(plan: PlanSummary) -> dict[str, object]:
+    layout = plan.document.get("layout")
+    workers = layout.get("workers", ()) if isinstance(layout, Mapping) else ()
+    return {"policy": plan.policy, "fingerprint": plan.fingerprint, "workers": len(workers)}
 
 
 def _decode_document(engine: Engine) -> dict[str, object]:

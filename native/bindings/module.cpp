@@ -299,17 +299,17 @@ void bind_model(py::module_& module) {
       .def_static(
           "load",
           [](const std::vector<std::string>& paths, std::shared_ptr<Pool> pool, const PlaceOptions& place,
-             bool use_arena, ArenaScope scope, std::shared_ptr<GpuOffload> gpu, int gpu_layer_count,
-             bool release_page_cache, const py::object& progress) {
+             bool use_arena, const std::string& plain_gpu, ArenaScope scope, std::shared_ptr<GpuOffload> gpu,
+             int gpu_layer_count, bool release_page_cache, const py::object& progress) {
             const Progress native_progress = progress_of(progress);
             const py::gil_scoped_release release;
-            return Model::load(
-                {paths, use_arena, scope, std::move(gpu), gpu_layer_count, release_page_cache, place},
-                std::move(pool), native_progress);
+            return Model::load({paths, use_arena, plain_gpu, scope, std::move(gpu), gpu_layer_count,
+                                release_page_cache, place},
+                               std::move(pool), native_progress);
           },
           py::arg("paths"), py::arg("pool") = nullptr, py::kw_only(), py::arg("place") = PlaceOptions{},
-          py::arg("use_arena") = true, py::arg("scope") = ArenaScope::kExperts, py::arg("gpu") = nullptr,
-          py::arg("gpu_layer_count") = -1, py::arg("release_page_cache") = false,
+          py::arg("use_arena") = true, py::arg("plain_gpu") = "", py::arg("scope") = ArenaScope::kExperts,
+          py::arg("gpu") = nullptr, py::arg("gpu_layer_count") = -1, py::arg("release_page_cache") = false,
           py::arg("progress") = py::none())
       .def_property_readonly("arenas", &Model::arenas)
       .def_property_readonly("gpu", &Model::gpu)

@@ -108,9 +108,22 @@ std::shared_ptr<Model> Model::load(const ModelOptions& options, std::shared_ptr<
   take_llama_log();
   ModelFiles files(options.paths, options.release_page_cache);
   llama_model_params parameters = common_parameters();
-  if (!options.use_arena)
+  // No device unless one is named: llama.cpp would take every GPU whose module is loaded.
+  ggml_backend_dev_t plain_devices[] = {nullptr, nullptr};
+  parameters.devices = plain_devices;
+  if (!options.use_arena) {
+    const llama_model_tensor_buft_override on_cpu[] = {{kExpertTensors, ggml_backend_cpu_buffer_type()},
+                                                       {nullptr, nullptr}};
+    if (!options.plain_gpu.empty()) {
+      plain_devices[0] = ggml_backend_dev_by_name(options.plain_gpu.c_str());
+      if (plain_devices[0] == nullptr)
+        throw std::invalid_argument("no device is called '" + options.plain_gpu + "'");
+      parameters.n_gpu_layers = options.gpu_layer_count;
+      parameters.tensor_buft_overrides = on_cpu;
+    }
     return std::shared_ptr<Model>(
         new Model(load_llama_model(options, parameters, progress), DeviceMode::kStructural));
+  }
 
   attach_pool(pool);
   LoadSession session(std::move(pool), options.place, progress);

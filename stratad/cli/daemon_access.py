@@ -28,6 +28,11 @@ class DaemonAddress:
     configuration_path: Path | None
 
 
+def address_of(endpoint: str) -> DaemonAddress:
+    """The address that a running daemon has left in its runtime directory."""
+    return DaemonAddress(endpoint, None, None)
+
+
 def daemon_options(command: Callable[..., int]) -> Callable[..., int]:
     """Add --url, --socket and --config to a command; its function takes `address`."""
 

@@ -139,6 +139,7 @@ def test_every_constant_has_a_note_and_every_reason_that_stops_or_warns_has_a_wa
         "arena-pinned",
         "arena-pinning-unsupported",
         "arena-scope-requested",
+        "cpu-share-measured",
         "expert-profile-ignored",
         "gpu-cache",
         "gpu-layers-assigned",

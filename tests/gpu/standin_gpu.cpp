@@ -18,7 +18,9 @@
 //                  that there is no memory
 //   refuse_above   buffers of more bytes are refused, whatever is free; 0 none
 //   has_events     0: the devices have no events
-// and standin_get(name) tells: graphs, nodes, bare_graphs (handed over without use counts), allocated_bytes.
+//   register_most  host memory of so many bytes can be registered; 0: not at all, as with Vulkan
+// and standin_get(name) tells: graphs, nodes, bare_graphs (handed over without use counts), allocated_bytes,
+// registered_bytes.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -56,6 +58,8 @@ struct Settings {
                                                                  {"refuse_above", 0},
                                                                  {"fail_how", 1},
                                                                  {"has_events", 1},
+                                                                 {"register_most", 0},
+                                                                 {"registered_bytes", 0},
                                                                  {"graphs", 0},
                                                                  {"nodes", 0},
                                                                  {"bare_graphs", 0},
@@ -419,7 +423,40 @@ size_t registry_count(ggml_backend_reg_t) {
 ggml_backend_dev_t registry_device(ggml_backend_reg_t, size_t index) {
   return device_at(static_cast<int>(index));
 }
-void* registry_address(ggml_backend_reg_t, const char*) {
+std::map<void*, size_t>& registered() {
+  static std::map<void*, size_t> ranges;
+  return ranges;
+}
+
+std::mutex& registered_mutex() {
+  static std::mutex mutex;
+  return mutex;
+}
+
+bool register_host(void* begin, size_t size) {
+  if (std::getenv("GGML_CUDA_REGISTER_HOST") == nullptr) return false;  // as CUDA's backend
+  const std::lock_guard guard(registered_mutex());
+  if (setting("registered_bytes") + static_cast<long>(size) > setting("register_most")) return false;
+  registered()[begin] = size;
+  setting("registered_bytes") += static_cast<long>(size);
+  return true;
+}
+
+void unregister_host(void* begin) {
+  const std::lock_guard guard(registered_mutex());
+  const auto found = registered().find(begin);
+  if (found == registered().end()) std::abort();
+  static_cast<void>(*static_cast<volatile char*>(begin));  // the page must still be there
+  setting("registered_bytes") -= static_cast<long>(found->second);
+  registered().erase(found);
+}
+
+void* registry_address(ggml_backend_reg_t, const char* name) {
+  if (setting("register_most") == 0) return nullptr;
+  if (std::strcmp(name, "ggml_backend_register_host_buffer") == 0)
+    return reinterpret_cast<void*>(register_host);
+  if (std::strcmp(name, "ggml_backend_unregister_host_buffer") == 0)
+    return reinterpret_cast<void*>(unregister_host);
   return nullptr;
 }
 ggml_backend_reg_t registry() {

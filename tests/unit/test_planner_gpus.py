@@ -9,6 +9,7 @@ from planner import (
     ArenaSpec,
     GpuInUse,
     Policy,
+    Running,
     pci_address_of,
     plan_from_dict,
     plan_to_dict,
@@ -121,3 +122,41 @@ def test_layers_survive_the_plan_document_and_older_documents_have_none() -> Non
     assert plan_from_dict(document).gpu_layers == plan.gpu_layers != ()
     del document["gpu_layers"]
     assert plan_from_dict(document).gpu_layers == ()
+
+
+def running(policy: Policy, worker_count: int, cpu_share: float) -> Running:
+    return Running(policy, worker_count, cpu_share, 1 - cpu_share, 5000)
+
+
+def test_experts_that_have_all_come_into_vram_call_for_the_smallest_pool() -> None:
+    before = planned(TWO_GPUS, 44)
+    workers = len(before.layout.workers)
+    assert before.policy is Policy.SPLIT
+    now = planned(TWO_GPUS, 44, cpu_share=0.0, running=running(before.policy, workers, 0.0))
+    assert now.policy is Policy.SINGLE_SOCKET and len(now.layout.workers) == 1
+    differs = reason_of(now, "running-plan-differs")
+    assert differs.evidence == {
+        "running": "split",
+        "running_workers": workers,
+        "chosen": "single-socket",
+        "chosen_workers": 1,
+    }
+    assert "stratactl apply" in (differs.remedy or "")
+
+
+def test_a_measured_share_that_changes_nothing_is_told_and_no_more() -> None:
+    before = planned(TWO_GPUS, 44)
+    now = planned(
+        TWO_GPUS, 44, cpu_share=0.4, running=running(before.policy, len(before.layout.workers), 0.4)
+    )
+    assert now.policy is before.policy
+    assert reason_of(now, "cpu-share-measured").evidence == {
+        "cpu_share": 0.4,
+        "hit_ratio": 0.6,
+        "decode_steps": 5000,
+    }
+    assert "running-plan-differs" not in codes(now)
+
+
+def test_without_a_running_daemon_nothing_is_said_of_one() -> None:
+    assert not {"cpu-share-measured", "running-plan-differs"} & set(codes(planned(TWO_GPUS, 44)))
