@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from stratad.metrics_spec import MetricKind, MetricSpec
 
 _COUNTER, _GAUGE = MetricKind.COUNTER, MetricKind.GAUGE
 _GPU = ("gpu",)
 
-GPU: tuple[MetricSpec, ...] = (
+_ROWS: tuple[MetricSpec, ...] = (
     MetricSpec("stratad_gpu_steps_total", _COUNTER, "Passes over the model with a GPU.", _GPU, "steps"),
     MetricSpec(
         "stratad_gpu_wait_seconds_total",
@@ -73,3 +75,5 @@ GPU: tuple[MetricSpec, ...] = (
     MetricSpec("stratad_expert_cache_resident", _GAUGE, "Experts in VRAM now.", _GPU, "experts"),
     MetricSpec("stratad_expert_cache_bytes", _GAUGE, "VRAM of the expert cache.", _GPU, "bytes"),
 )
+
+GPU: tuple[MetricSpec, ...] = tuple(replace(row, only_with="GPU") for row in _ROWS)
