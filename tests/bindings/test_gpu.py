@@ -35,7 +35,6 @@ def _defaults() -> Iterator[None]:
     for name, value in (
         ("fail_graph", 0),
         ("fail_how", 1),
-        ("has_events", 1),
         ("memory_bytes", 1 << 30),
         ("refuse_above", 0),
     ):
@@ -157,9 +156,7 @@ def test_a_profile_brings_back_what_was_hot(model_path: Path) -> None:
     assert hits > counters(cold).cache.hits
 
 
-@pytest.mark.parametrize("has_events", [0, 1])
-def test_large_batches_copy_the_used_experts_only(model_path: Path, has_events: int) -> None:
-    standin.configure("has_events", has_events)
+def test_large_batches_copy_the_used_experts_only(model_path: Path) -> None:
     prompt = PROMPT[:2]
     model, gpu = load_on_gpu(model_path)
     gpu.set_pool_tokens(1)

@@ -17,7 +17,6 @@
 //   graph_compute says
 //                  that there is no memory
 //   refuse_above   buffers of more bytes are refused, whatever is free; 0 none
-//   has_events     0: the devices have no events
 //   register_most  host memory of so many bytes can be registered; 0: not at all, as with Vulkan
 // and standin_get(name) tells: graphs, nodes, bare_graphs (handed over without use counts), allocated_bytes,
 // registered_bytes.
@@ -57,7 +56,6 @@ struct Settings {
                                                                  {"fail_graph", 0},
                                                                  {"refuse_above", 0},
                                                                  {"fail_how", 1},
-                                                                 {"has_events", 1},
                                                                  {"register_most", 0},
                                                                  {"registered_bytes", 0},
                                                                  {"graphs", 0},
@@ -324,33 +322,6 @@ ggml_status backend_compute(ggml_backend_t backend, ggml_cgraph* graph) {
   return stream(backend).compute(graph);
 }
 
-// An event has happened when the stream it was recorded in was drained.
-struct Event {
-  std::mutex mutex;
-  Stream* recorded = nullptr;
-};
-void event_record(ggml_backend_t backend, ggml_backend_event_t event) {
-  auto* state = static_cast<Event*>(event->context);
-  const std::lock_guard guard(state->mutex);
-  state->recorded = &stream(backend);
-}
-void event_synchronize(ggml_backend_dev_t, ggml_backend_event_t event) {
-  auto* state = static_cast<Event*>(event->context);
-  const std::lock_guard guard(state->mutex);
-  if (state->recorded != nullptr) state->recorded->drain();
-}
-void event_wait(ggml_backend_t, ggml_backend_event_t event) {
-  event_synchronize(nullptr, event);
-}
-ggml_backend_event_t event_new(ggml_backend_dev_t device) {
-  if (setting("has_events") == 0) return nullptr;
-  return new ggml_backend_event{device, new Event};
-}
-void event_free(ggml_backend_dev_t, ggml_backend_event_t event) {
-  delete static_cast<Event*>(event->context);
-  delete event;
-}
-
 ggml_guid_t backend_guid() {
   static ggml_guid guid = {0x73, 0x74, 0x61, 0x6e, 0x64, 0x69, 0x6e, 1};
   return &guid;
@@ -383,7 +354,6 @@ void device_properties(ggml_backend_dev_t device, ggml_backend_dev_props* proper
   properties->type = device_type(device);
   device_memory(device, &properties->memory_free, &properties->memory_total);
   properties->caps.async = true;
-  properties->caps.events = setting("has_events") != 0;
 }
 ggml_backend_t device_init(ggml_backend_dev_t device, const char*) {
   auto* backend = new ggml_backend{};
@@ -394,8 +364,6 @@ ggml_backend_t device_init(ggml_backend_dev_t device, const char*) {
   backend->iface.get_tensor_async = backend_get;
   backend->iface.synchronize = backend_synchronize;
   backend->iface.graph_compute = backend_compute;
-  backend->iface.event_record = event_record;
-  backend->iface.event_wait = event_wait;
   backend->device = device;
   backend->context = new Stream;
   return backend;
@@ -480,9 +448,6 @@ ggml_backend_dev_t device_at(int index) {
       made.iface.get_buffer_type = device_buffer_type;
       made.iface.supports_op = device_supports_operation;
       made.iface.supports_buft = device_supports_buffer;
-      made.iface.event_new = event_new;
-      made.iface.event_free = event_free;
-      made.iface.event_synchronize = event_synchronize;
       made.reg = registry();
       made.context = reinterpret_cast<void*>(static_cast<intptr_t>(each));
     }
