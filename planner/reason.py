@@ -57,14 +57,6 @@ _ALLOW_CALLS = (
 # Public: tests, metrics and people match on these. A code is renamed only with an ADR. docs/REASONS.md is this
 # table.
 REASON_CODES: Mapping[str, ReasonCode] = {
-    "answer-format-doubtful": ReasonCode(
-        "jinja2 and llama.cpp make different prompts of the model's chat template",
-        "Compare the template with the model's original one; thinking and calls of tools may be read wrongly.",
-    ),
-    "answer-format-unknown": ReasonCode(
-        "llama.cpp cannot read the model's chat template, so answers are plain text",
-        "Use a model file with the original template; reasoning and tools need it.",
-    ),
     "affinity-narrows-cpuset": ReasonCode(
         "an affinity mask leaves fewer CPUs than the cpuset allows",
         "Start without taskset or CPUAffinity= if that was not meant.",
@@ -72,6 +64,14 @@ REASON_CODES: Mapping[str, ReasonCode] = {
     "all-experts-in-vram": ReasonCode(
         "the CPU computes no expert bytes, so the pool stays as small as it can",
         "Set the CPU share if experts do run on the CPU.",
+    ),
+    "answer-format-doubtful": ReasonCode(
+        "jinja2 and llama.cpp make different prompts of the model's chat template",
+        "Compare the template with the model's original one; thinking and calls of tools may be read wrongly.",
+    ),
+    "answer-format-unknown": ReasonCode(
+        "llama.cpp cannot read the model's chat template, so answers are plain text",
+        "Use a model file with the original template; reasoning and tools need it.",
     ),
     "api-keys-readable": ReasonCode(
         "users of the machine who need not know the API keys can read their file",
@@ -317,13 +317,13 @@ REASON_CODES: Mapping[str, ReasonCode] = {
         "interleaving the process would scatter the buffers that feed a GPU",
         "Place only the arena, or use an engine that puts staging on the GPU's node.",
     ),
-    "tools-in-plain-text": ReasonCode(
-        "the model's chat template has no form for tools, so they are told and called in plain text",
-        "Use a model that was trained with tools where calls matter.",
-    ),
     "too-few-workers": ReasonCode(
         "there is less than one worker for each slice",
         "Ask for more workers, widen the cpuset, or set policy = 'single-socket'.",
+    ),
+    "tools-in-plain-text": ReasonCode(
+        "the model's chat template has no form for tools, so they are told and called in plain text",
+        "Use a model that was trained with tools where calls matter.",
     ),
     "tuned-tie": ReasonCode(
         "the end-to-end results are closer than their own spread, so they decide nothing",
