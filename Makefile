@@ -10,10 +10,16 @@
 #   make bench-serving          4 and 8 streams over a loop of llama.cpp's own, and what HTTP costs
 #   make deb                    the Debian package, in build/deb
 #   make setup NATIVE=OFF       ggml for the AVX2 baseline instead of this CPU (for packages)
+#   make setup GPU=cuda         ggml's GPU module as well: cuda, hip, vulkan or none; by default what the GPUs and
+#                               toolkits here allow. CUDA_ARCHITECTURES=90 names what CUDA is compiled for
+#   make test-vulkan            the hybrid path on a software Vulkan device (compiles for several minutes once)
+#   make gpu-check              the hybrid path on a real GPU, with speeds: a report in minutes, unattended
 #   make PYTHON=python3.12 ...  another interpreter
 
 PYTHON ?= python3
 NATIVE ?= ON
+GPU ?= detect
+CUDA_ARCHITECTURES ?= native
 VENV := .venv
 BIN := $(VENV)/bin
 LOCK := packaging/requirements/develop.lock
@@ -25,9 +31,11 @@ NATIVE_SOURCES := $(shell find native -type f) pyproject.toml packaging/bootstra
 PACKAGES := $(shell find stratad planner -name __init__.py)
 
 .DELETE_ON_ERROR:
-.PHONY: setup demo test test-upstream soak lint bench bench-ci bench-peers bench-serving lab lab-ci deb clean
+.PHONY: setup demo test test-upstream test-vulkan gpu-check soak lint bench bench-ci bench-peers bench-serving lab lab-ci deb clean
 
-setup: $(VENV)/.built
+GPU_STAMP := $(VENV)/.gpu-$(GPU)-$(subst ;,+,$(CUDA_ARCHITECTURES))
+
+setup: $(VENV)/.built $(GPU_STAMP)
 
 $(VENV)/.installed: $(LOCK) packaging/bootstrap/system_packages.sh
 	@sh packaging/bootstrap/system_packages.sh $(PYTHON)
@@ -46,11 +54,19 @@ $(VENV)/.native-$(NATIVE): $(VENV)/.installed
 	@rm -f $(VENV)/.native-*
 	@touch $@
 
+# After the package: its libraries are what the module is loaded beside.
+$(GPU_STAMP): $(VENV)/.built packaging/bootstrap/gpu_module.py
+	@source=$$($(BIN)/python packaging/bootstrap/fetch_llama.py) && \
+	  $(BIN)/python packaging/bootstrap/gpu_module.py "$$source" $(GPU) --cuda-architectures "$(CUDA_ARCHITECTURES)"
+	@rm -f $(VENV)/.gpu-*
+	@touch $@
+
 demo: setup
 	@$(BIN)/python -m stratad.demo
 
 test: setup
 	@$(BIN)/python packaging/bootstrap/fetch_prometheus.py
+	@sh packaging/bootstrap/test_packages.sh
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
 # Upstream's own tests of every operation, against our device. `make test-upstream CASES=--all` takes hours.
@@ -61,6 +77,19 @@ test-upstream: setup
 SECONDS ?= 300
 soak: setup
 	@$(BIN)/python -m tests.soak $(SECONDS)
+
+# ggml's Vulkan module on Mesa's software device; apart from `make test` for the minutes it compiles the first time.
+test-vulkan: setup
+	@sh packaging/bootstrap/system_packages.sh $(PYTHON) vulkan
+	@source=$$($(BIN)/python packaging/bootstrap/fetch_llama.py) && \
+	  nice -n 10 $(BIN)/python packaging/bootstrap/gpu_module.py "$$source" vulkan --build-only
+	@$(BIN)/python -m pytest -v -o python_files='vulkan_*.py' tests/gpu
+
+# `make gpu-check DEVICE=vulkan` goes through the same steps on the software device; its speeds mean nothing.
+DEVICE ?= cuda
+MODULE ?=
+gpu-check: setup
+	@$(BIN)/python -m tests.gpu.check --device $(DEVICE) --cuda-architectures "$(CUDA_ARCHITECTURES)" $(if $(MODULE),--module $(MODULE))
 
 lint: setup
 	@$(BIN)/ruff check .

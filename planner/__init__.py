@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from planner.accelerators import with_gpu_affinity
+from planner.accelerators import pci_address_of, with_gpu_affinity
 from planner.cost import CostConstants
 from planner.decide import make_plan
 from planner.discover import TopologyUnreadable, read_topology
@@ -28,6 +28,7 @@ from planner.plan import (
     Candidate,
     Confidence,
     Estimate,
+    GpuLayers,
     MemoryMode,
     Plan,
     PlanRefused,
@@ -50,10 +51,12 @@ from planner.reason import REASON_CODES, Effect, Reason, ReasonCode
 from planner.request import (
     ArenaScope,
     ArenaSpec,
+    GpuInUse,
     MemoryHardware,
     Objective,
     PlanRequest,
     Policy,
+    Running,
     parse_policy,
     parse_scope,
 )
@@ -102,6 +105,8 @@ __all__ = [
     "CpuModel",
     "Effect",
     "Estimate",
+    "GpuInUse",
+    "GpuLayers",
     "HugePagePool",
     "LastLevelCache",
     "LayerCosts",
@@ -117,6 +122,7 @@ __all__ = [
     "ProcessMemory",
     "Reason",
     "ReasonCode",
+    "Running",
     "Slice",
     "StagingBuffer",
     "SweepPoint",
@@ -137,6 +143,7 @@ __all__ = [
     "make_plan",
     "parse_policy",
     "parse_scope",
+    "pci_address_of",
     "plan_from_dict",
     "plan_from_json",
     "plan_to_dict",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -19,6 +20,7 @@ GPU_VENDORS = ("0x10de", "0x1002", "0x8086")
 # ATI's server VGA (Rage XL, ES1000) shares AMD's vendor number and computes nothing.
 BOARD_VGA_DEVICES = (("0x1002", "0x4752"), ("0x1002", "0x515e"), ("0x1002", "0x5969"))
 IOMMU_DIRECTORY = "/sys/kernel/iommu_groups"
+_PCI_ADDRESS = re.compile(r"([0-9a-f]{1,8}):([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])(?:-v[0-9]+)?")
 GPU_DRIVERS = ("nvidia", "amdgpu", "i915", "xe", "nouveau")
 
 
@@ -102,6 +104,19 @@ def _node_of_cpus(cpu_ids: Iterable[int], nodes: tuple[Node, ...]) -> int | None
     local = set(cpu_ids)
     touched = [node.node_id for node in nodes if local & set(node.cpu_ids)]
     return touched[0] if len(touched) == 1 and len([node for node in nodes if node.has_cpus]) > 1 else None
+
+
+def pci_address_of(device_id: str | None) -> str | None:
+    """Give a backend's device id as the kernel writes PCI addresses; None when it is none.
+
+    CUDA and Vulkan write "domain:bus:device.function" with four or eight digits for the domain; of several devices
+    on one card each has a suffix "-v<index>".
+    """
+    found = _PCI_ADDRESS.fullmatch((device_id or "").strip().lower())
+    if found is None:
+        return None
+    domain, rest = found.groups()
+    return f"{int(domain, 16):04x}:{rest}"
 
 
 def with_gpu_affinity(topology: Topology, affinity: Mapping[str, tuple[int, ...]]) -> Topology:

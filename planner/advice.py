@@ -9,6 +9,7 @@ from collections.abc import Callable
 from planner.candidates import Draft, can_place
 from planner.cpulist import format_id_list
 from planner.facts import Facts, NodeBudget
+from planner.gpu_layers import gpu_far_from_arena, gpu_layers_assigned
 from planner.measured_advice import MEASURED_RULES, Decided
 from planner.pages import huge_pages_stranded, huge_pages_too_few, page_larger_than_slice
 from planner.plan import MemoryMode
@@ -323,6 +324,49 @@ def iommu_translated(facts: Facts, draft: Draft) -> Reason | None:
     )
 
 
+def cpu_share_measured(facts: Facts, draft: Draft) -> Reason | None:
+    """Note the share of expert bytes that the running daemon's CPUs read, which this plan goes by."""
+    running = facts.request.running
+    if running is None:
+        return None
+    hits = (
+        ""
+        if running.hit_ratio is None
+        else f", and VRAM answers {running.hit_ratio:.0%} of the router's choices"
+    )
+    return Reason(
+        code="cpu-share-measured",
+        effect=Effect.INFORMS,
+        message=f"the running daemon's CPUs read {running.cpu_share:.1%} of the expert bytes{hits} "
+        f"({count_of(running.decode_steps, 'step')})",
+        evidence={
+            "cpu_share": running.cpu_share,
+            "hit_ratio": running.hit_ratio,
+            "decode_steps": running.decode_steps,
+        },
+    )
+
+
+def running_plan_differs(facts: Facts, draft: Draft) -> Reason | None:
+    """Warn that the running daemon has another policy, or as many more or fewer workers, than would be chosen now."""
+    running = facts.request.running
+    if running is None or (running.policy, running.worker_count) == (draft.policy, draft.worker_count):
+        return None
+    return Reason(
+        code="running-plan-differs",
+        effect=Effect.WARNS,
+        message=f"the daemon runs {running.policy} with {count_of(running.worker_count, 'worker')}; with what it "
+        f"measured, {draft.policy} with {count_of(draft.worker_count, 'worker')} would be chosen now",
+        evidence={
+            "running": running.policy.value,
+            "running_workers": running.worker_count,
+            "chosen": draft.policy.value,
+            "chosen_workers": draft.worker_count,
+        },
+        remedy="run `sudo stratactl apply`; the daemon is restarted with the new plan",
+    )
+
+
 def _listed(numbers: tuple[int, ...]) -> str:
     return ", ".join(map(str, numbers))
 
@@ -338,6 +382,8 @@ SOFT_RULES: tuple[Advice, ...] = (
     huge_pages_idle,
     gpu_node_unknown,
     gpu_node_outside_cpuset,
+    gpu_layers_assigned,
+    gpu_far_from_arena,
     numa_balancing_on,
     memory_unknown,
     free_memory_skewed,
@@ -346,4 +392,6 @@ SOFT_RULES: tuple[Advice, ...] = (
     huge_pages_too_few,
     huge_pages_stranded,
     iommu_translated,
+    cpu_share_measured,
+    running_plan_differs,
 )

@@ -19,6 +19,7 @@ from planner.choose import (
 from planner.cost import CostConstants
 from planner.facts import Facts, gather_facts
 from planner.fingerprint import machine_fingerprint, plan_fingerprint
+from planner.gpu_layers import assign_layers
 from planner.measured_advice import Decided
 from planner.pages import page_bytes_for
 from planner.plan import Candidate, Plan, PlanRefused, StagingBuffer
@@ -130,6 +131,7 @@ def _assemble(facts: Facts, weighed: tuple[Weighed, ...], choice: Choice, ground
         fingerprint=plan_fingerprint(facts, draft),
         confidence=choice.confidence,
         gpu_staging=_gpu_staging(facts),
+        gpu_layers=assign_layers(facts, draft),
     )
 
 

@@ -62,10 +62,21 @@ class Facts:
     home_of_cpu: Mapping[int, int | None] = field(default_factory=dict)
 
     @property
+    def gpu_memory_bytes(self) -> dict[str, int]:
+        """The memory of each GPU in use that states it, by PCI address."""
+        return {
+            gpu.pci_address: gpu.memory_bytes
+            for gpu in self.request.gpus or ()
+            if gpu.pci_address is not None and gpu.memory_bytes
+        }
+
+    @property
     def has_gpu(self) -> bool:
         """Whether a GPU takes part in a step."""
         if self.request.has_gpu is not None:
             return self.request.has_gpu
+        if self.request.gpus is not None:
+            return bool(self.request.gpus)
         return bool(self.gpu_node_ids or self.unknown_gpu_count)
 
     @property
@@ -110,7 +121,7 @@ def gather_facts(topology: Topology, request: PlanRequest) -> Facts:
         gpu_node_ids=_gpu_node_ids(topology, request),
         unknown_gpu_count=_unknown_gpu_count(topology, request),
         home_of_cpu={core.cpu_ids[0]: core.home_node_id for core in cores},
-        gpu_homes=tuple((gpu, _gpu_home(topology, gpu.node_id)) for gpu in topology.accelerators),
+        gpu_homes=tuple((gpu, _gpu_home(topology, gpu.node_id)) for gpu in _gpus_in_use(topology, request)),
     )
 
 
@@ -204,7 +215,7 @@ def _gpu_node_ids(topology: Topology, request: PlanRequest) -> tuple[int, ...]:
     if request.gpu_node_ids is not None:
         stated = request.gpu_node_ids
     else:
-        stated = tuple(gpu.node_id for gpu in topology.accelerators if gpu.node_id is not None)
+        stated = tuple(gpu.node_id for gpu in _gpus_in_use(topology, request) if gpu.node_id is not None)
     homes = (_gpu_home(topology, node_id) for node_id in stated)
     return tuple(sorted({home for home in homes if home is not None}))
 
@@ -220,4 +231,17 @@ def _gpu_home(topology: Topology, node_id: int | None) -> int | None:
 def _unknown_gpu_count(topology: Topology, request: PlanRequest) -> int:
     if request.gpu_node_ids is not None:
         return 0
-    return sum(gpu.node_id is None for gpu in topology.accelerators)
+    found = _gpus_in_use(topology, request)
+    known = {gpu.pci_address for gpu in found}
+    strangers = [gpu for gpu in request.gpus or () if gpu.pci_address not in known]
+    return sum(gpu.node_id is None for gpu in found) + (len(strangers) if request.has_gpu is not False else 0)
+
+
+def _gpus_in_use(topology: Topology, request: PlanRequest) -> tuple[Accelerator, ...]:
+    """Give the accelerators that take part in a step: those asked for, else all."""
+    if request.has_gpu is False:
+        return ()
+    if request.gpus is None:
+        return topology.accelerators
+    wanted = {gpu.pci_address for gpu in request.gpus}
+    return tuple(gpu for gpu in topology.accelerators if gpu.pci_address in wanted)

@@ -119,6 +119,19 @@ class StagingBuffer:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuLayers:
+    """The layers whose attention and dense part one GPU computes: a run of them.
+
+    `node_id` is the GPU's, None where nobody knows it.
+    """
+
+    pci_address: str
+    node_id: int | None
+    first_layer: int
+    layer_count: int
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """One decision about threads and memory together.
 
@@ -145,6 +158,7 @@ class Plan:
     fingerprint: str
     confidence: Confidence = Confidence.ESTIMATED
     gpu_staging: tuple[StagingBuffer, ...] = ()
+    gpu_layers: tuple[GpuLayers, ...] = ()
     arena_scope: ArenaScope = ArenaScope.EXPERTS
 
     def decides_as(self, other: Plan) -> bool:

@@ -11,6 +11,7 @@ from planner.plan import (
     Candidate,
     Confidence,
     Estimate,
+    GpuLayers,
     MemoryMode,
     Plan,
     PlanRefused,
@@ -62,6 +63,15 @@ def plan_to_dict(plan: Plan) -> dict[str, object]:
         "memory_nodes": list(plan.memory_nodes),
         "gpu_staging": [
             {"pci_address": buffer.pci_address, "node_id": buffer.node_id} for buffer in plan.gpu_staging
+        ],
+        "gpu_layers": [
+            {
+                "pci_address": part.pci_address,
+                "node_id": part.node_id,
+                "first_layer": part.first_layer,
+                "layer_count": part.layer_count,
+            }
+            for part in plan.gpu_layers
         ],
         "page_bytes": plan.page_bytes,
         "transparent_huge_pages": plan.transparent_huge_pages,
@@ -171,10 +181,24 @@ def plan_from_dict(document: object) -> Plan:
             StagingBuffer(buffer.text("pci_address"), buffer.optional("node_id", buffer.integer))
             for buffer in reader.children("gpu_staging")
         ),
+        gpu_layers=tuple(
+            # Documents of earlier versions lack it.
+            _gpu_layers(part)
+            for part in reader.optional("gpu_layers", reader.children) or ()
+        ),
         arena_scope=reader.word("arena_scope", ArenaScope),
     )
     _check_layout(plan.layout)
     return plan
+
+
+def _gpu_layers(reader: _Reader) -> GpuLayers:
+    return GpuLayers(
+        reader.text("pci_address"),
+        reader.optional("node_id", reader.integer),
+        reader.integer("first_layer"),
+        reader.integer("layer_count"),
+    )
 
 
 def _layout(reader: _Reader) -> WorkerLayout:

@@ -65,6 +65,14 @@ REASON_CODES: Mapping[str, ReasonCode] = {
         "the CPU computes no expert bytes, so the pool stays as small as it can",
         "Set the CPU share if experts do run on the CPU.",
     ),
+    "answer-format-doubtful": ReasonCode(
+        "jinja2 and llama.cpp make different prompts of the model's chat template",
+        "Compare the template with the model's original one; thinking and calls of tools may be read wrongly.",
+    ),
+    "answer-format-unknown": ReasonCode(
+        "llama.cpp cannot read the model's chat template, so answers are plain text",
+        "Use a model file with the original template; reasoning and tools need it.",
+    ),
     "api-keys-readable": ReasonCode(
         "users of the machine who need not know the API keys can read their file",
         "Take the right away: `chmod o= FILE`, with the daemon's group as its group.",
@@ -86,8 +94,8 @@ REASON_CODES: Mapping[str, ReasonCode] = {
         "Free memory there, or keep fewer experts in host memory.",
     ),
     "arena-holds-experts": ReasonCode(
-        "a GPU is there, so only the experts lie in the arena",
-        "Set arena.scope = 'weights' when the GPU is not for this model.",
+        "a GPU takes part, so only the experts lie in the arena",
+        "Set gpu.mode = 'off' when the GPU is not for this model.",
     ),
     "arena-holds-weights": ReasonCode(
         "no GPU takes part, so attention, router and output weights lie in the arena with the experts"
@@ -97,6 +105,16 @@ REASON_CODES: Mapping[str, ReasonCode] = {
         "Raise LimitMEMLOCK= of the service, or turn swap off.",
     ),
     "arena-scope-requested": ReasonCode("the operator said what the arena holds (arena.scope)"),
+    "arena-not-pinned": ReasonCode(
+        "the GPU's runtime refused to register the arena, so uploads go through a copy",
+        "Set LimitMEMLOCK=infinity in the unit, raise the container's quota, or set gpu.pin_memory = false.",
+    ),
+    "arena-pinned": ReasonCode(
+        "the arena is registered with the GPU's runtime: it is read in place, and no page is moved any more"
+    ),
+    "arena-pinning-unsupported": ReasonCode(
+        "this GPU backend cannot register memory that it did not allocate, so uploads go through a copy"
+    ),
     "bench-ignored": ReasonCode(
         "a recorded benchmark is of another machine or kernel and was not used",
         "Run `stratactl bench` again on this machine.",
@@ -107,6 +125,9 @@ REASON_CODES: Mapping[str, ReasonCode] = {
     ),
     "close-call": ReasonCode(
         "two candidates are nearer than the model can tell; only a measurement settles it", _SETTLE
+    ),
+    "cpu-share-measured": ReasonCode(
+        "the running daemon's own counts say which share of expert bytes its CPUs read"
     ),
     "cpuset-narrower-than-plan": ReasonCode(
         "the unit may not use every CPU of the applied plan",
@@ -124,9 +145,38 @@ REASON_CODES: Mapping[str, ReasonCode] = {
     "estimated-no-gain": ReasonCode(
         "the cost model sees no gain beyond its uncertainty over the safer candidate", _SETTLE
     ),
+    "expert-profile-ignored": ReasonCode(
+        "recorded uses of experts are of another model or damaged, and the cache learns anew"
+    ),
     "free-memory-skewed": ReasonCode(
         "one node is nearly full, so memory without a policy would pile up on the others",
         "Free memory on that node, or let the plan place the arena.",
+    ),
+    "gpu-cache": ReasonCode("so many experts fit into the memory that a GPU has left"),
+    "gpu-cache-off": ReasonCode(
+        "a GPU has no memory left for hot experts, so the pool computes all of them",
+        "Lower gpu.vram_reserve_bytes, model.slots or model.context_tokens.",
+    ),
+    "gpu-cache-smaller": ReasonCode(
+        "a GPU refused memory that it said it had, and the expert cache is smaller for it",
+        "See what else uses the GPU's memory.",
+    ),
+    "gpu-failed": ReasonCode(
+        "a GPU or its driver has failed, and everything is computed on the CPUs since",
+        "Look at the driver's messages and restart the daemon.",
+    ),
+    "gpu-far-from-arena": ReasonCode(
+        "a GPU reads expert weights over the link between nodes, because the arena lies at another node",
+        "Plan with --objective prompt when prompts matter more than answers, or use a GPU at the arena's node.",
+    ),
+    "gpu-layers-assigned": ReasonCode("several GPUs share the layers, each a run of them"),
+    "gpu-module-missing": ReasonCode(
+        "a GPU is on the bus and no module to use it with is installed",
+        "Run `make setup GPU=cuda|hip|vulkan`, or set gpu.mode = 'off' to say that this is meant.",
+    ),
+    "gpu-module-unusable": ReasonCode(
+        "a GPU module cannot be loaded, most often because the driver's libraries are not there",
+        "Install the GPU's driver and let the service open its devices, or set gpu.mode = 'off'.",
     ),
     "gpu-node-outside-cpuset": ReasonCode(
         "the GPU's node is not among the nodes this process may use",
@@ -136,6 +186,26 @@ REASON_CODES: Mapping[str, ReasonCode] = {
     "gpu-node-unknown": ReasonCode(
         "a GPU is present and neither firmware nor locality tells its node",
         "State the GPU's node in the configuration, or update the firmware (ACPI _PXM).",
+    ),
+    "gpu-prefill-off": ReasonCode(
+        "a GPU has no memory to pass experts through, so the pool computes prompts as well",
+        "Lower gpu.layers, model.slots or model.context_tokens.",
+    ),
+    "gpu-prefill-threshold": ReasonCode(
+        "from so many tokens on the GPU was faster than the pool at the start"
+    ),
+    "gpu-unused-by-plan": ReasonCode(
+        "a GPU could be used, and the plan keeps all weights in host memory for the CPUs",
+        "Run `sudo stratactl apply` again, or set arena.scope = 'auto'.",
+    ),
+    "gpu-upload-slow": ReasonCode(
+        "a GPU reads pinned host memory far below the rate of its link",
+        "Boot with iommu=pt where the IOMMU translates; else look at the card's slot and link.",
+    ),
+    "gpu-used": ReasonCode("this GPU takes part"),
+    "gpu-without-device": ReasonCode(
+        "a GPU module was loaded and finds no GPU",
+        "Install the GPU's driver and let the service open its devices, or set gpu.mode = 'off'.",
     ),
     "headroom-tight": ReasonCode(
         "the plan fits, and little stays free beside it",
@@ -234,6 +304,10 @@ REASON_CODES: Mapping[str, ReasonCode] = {
         "Set server.state_directory to a folder that the service may write.",
     ),
     "saved-prompts-restored": ReasonCode("prompts saved at the last stop are back in slots and prompt cache"),
+    "running-plan-differs": ReasonCode(
+        "with what the running daemon has measured, another policy would be chosen now",
+        "Run `sudo stratactl apply`; the daemon is restarted with the new plan.",
+    ),
     "single-node-machine": ReasonCode("the machine has one NUMA node, so there is nothing to choose"),
     "slots-reduced": ReasonCode(
         "memory has no room for the KV cache of all slots, so fewer requests run side by side",
@@ -246,6 +320,10 @@ REASON_CODES: Mapping[str, ReasonCode] = {
     "too-few-workers": ReasonCode(
         "there is less than one worker for each slice",
         "Ask for more workers, widen the cpuset, or set policy = 'single-socket'.",
+    ),
+    "tools-in-plain-text": ReasonCode(
+        "the model's chat template has no form for tools, so they are told and called in plain text",
+        "Use a model that was trained with tools where calls matter.",
     ),
     "tuned-tie": ReasonCode(
         "the end-to-end results are closer than their own spread, so they decide nothing",

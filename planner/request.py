@@ -68,6 +68,29 @@ class MemoryHardware:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuInUse:
+    """A GPU that takes part. `pci_address` None: its backend does not say which one it is."""
+
+    pci_address: str | None
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """What a running daemon has measured, for the question whether another plan would suit it better now.
+
+    `cpu_share` is the part of expert bytes that its CPUs read, `hit_ratio` the part of the router's choices that
+    VRAM answered, None without a cache; both over `decode_steps`. Policy and workers are those it runs with.
+    """
+
+    policy: Policy
+    worker_count: int
+    cpu_share: float
+    hit_ratio: float | None
+    decode_steps: int
+
+
+@dataclass(frozen=True, slots=True)
 class PlanRequest:
     """Everything but the machine that a plan depends on.
 
@@ -89,6 +112,9 @@ class PlanRequest:
         page_bytes: Page size the arena is asked to use; larger ones come from reserved huge pages.
         tokens_per_step: Tokens whose experts one step reads: 1, or about 2.1 for a window of four drafts.
         has_gpu: Whether a GPU takes part in a step; None means: look at the accelerators.
+        gpus: The GPUs that take part; None means: all accelerators.
+        running: What the running daemon measured; its share is then `cpu_share`.
+        layer_count: Layers of the model, with experts or without; None when not known.
         staging_placeable: Whether GPU staging buffers can be put on the GPU's node although the process
             interleaves; None when they can, as in our engine.
         pool_spin_seconds: How long an idle worker spins before it sleeps; a longer gap between layers costs
@@ -112,6 +138,9 @@ class PlanRequest:
     page_bytes: int = SMALL_PAGE_BYTES
     tokens_per_step: float = 1.0
     has_gpu: bool | None = None
+    gpus: tuple[GpuInUse, ...] | None = None
+    layer_count: int | None = None
+    running: Running | None = None
     staging_placeable: bool | None = None
     pool_spin_seconds: float = 50e-6
     memory: MemoryHardware = MemoryHardware()

@@ -13,7 +13,7 @@ from planner.request import ArenaScope
 def with_arena_scope(facts: Facts) -> tuple[Facts, ArenaScope, tuple[Reason, ...]]:
     """Give the facts with the arena of the right scope in their request, the scope, and why.
 
-    Without a GPU everything is computed on the CPU, and attention, router and output head are a third of the
+    Where no GPU takes part everything is computed on the CPU, and attention, router and output head are a third of the
     bytes that a token reads: they are placed and read like the experts. With one they belong to it. Moving
     them into the arena takes them out of the other host buffers.
 
@@ -39,12 +39,16 @@ def _reason(facts: Facts, scope: ArenaScope, dense_bytes: int) -> Reason:
         message = f"arena.scope = '{scope}' was asked for"
         return Reason("arena-scope-requested", Effect.CHOOSES, message, evidence)
     if scope is ArenaScope.WEIGHTS:
+        idle = facts.topology.accelerators and facts.request.has_gpu is False
+        remedy = (
+            "build ggml's module for the GPU (`make setup GPU=...`) and leave gpu.mode on" if idle else None
+        )
         message = f"no GPU takes part, so {dense} lie in the arena with the experts and are read by slices"
-        return Reason("arena-holds-weights", Effect.CHOOSES, message, evidence)
+        return Reason("arena-holds-weights", Effect.CHOOSES, message, evidence, remedy)
     return Reason(
         "arena-holds-experts",
         Effect.CHOOSES,
-        f"a GPU is there, so {dense} stay out of the arena",
+        f"a GPU takes part, so {dense} stay out of the arena",
         evidence,
-        "set arena.scope = 'weights' when the GPU is not for this model",
+        "set gpu.mode = 'off' when the GPU is not for this model",
     )

@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from planner import ArenaScope, MemoryMode, Plan, ProcessMemory, WorkerLayout, unpinned_layout
+from planner import ArenaScope, MemoryMode, Plan, ProcessMemory, Reason, WorkerLayout, unpinned_layout
 from planner.sysfs import Tree
 from stratad import _native
 from stratad.config import Configuration, KernelChoice
-from stratad.errors import ConfigurationError, EngineError, LoadCancelled, ModelFileError, PlacementError
+from stratad.errors import (
+    ConfigurationError,
+    DeviceError,
+    EngineError,
+    LoadCancelled,
+    ModelFileError,
+    PlacementError,
+)
 from stratad.free_blocks import free_huge_page_bytes
+from stratad.gpu_offload import (
+    ExpertProfile,
+    layer_count,
+    measured_threshold,
+    open_memory,
+    open_offload,
+)
+from stratad.gpu_runtime import FoundGpu
+from stratad.memlock import memlock_limit
 from stratad.model import ModelFacts
-from stratad.native_runner import ContextShape, NativeRunner, memlock_limit
+from stratad.native_runner import ContextShape, NativeRunner
 
 Progress = Callable[[str, float], bool]
 
@@ -58,10 +75,17 @@ def apply_process_memory(memory: ProcessMemory) -> None:
 
 
 def open_runner(
-    plan: Plan, model: ModelFacts, configuration: Configuration, progress: Progress
+    plan: Plan,
+    model: ModelFacts,
+    configuration: Configuration,
+    progress: Progress,
+    *,
+    gpus: Sequence[FoundGpu] = (),
+    profile: ExpertProfile | None = None,
 ) -> NativeRunner:
     """Builds the pool, places and fills the arena, and opens a context: everything the plan says, in its order.
 
+    `gpus` take part where the plan leaves them something; `profile` is what an earlier run counted.
     `progress` is called with the stage and how much of it is done, 0 to 1; False cancels.
 
     Raises:
@@ -77,12 +101,55 @@ def open_runner(
         max_pool_tokens=configuration.placement.max_pool_tokens,
         kernels=chosen_kernels(configuration.placement.kernels),
     )
-    loaded = _load(plan, model, configuration, pool, progress)
+    gpu = open_offload(configuration.gpu, gpus, plan)
+    loaded = _load(plan, model, configuration, pool=pool, gpu=gpu, progress=progress)
     _require_vocabulary(loaded, model)
     if configuration.placement.lock_memory is True:
         _require_lock(loaded)
     context, shape = _open_context(loaded, layout, configuration)
-    return NativeRunner(pool, loaded, context, plan, shape)
+    reasons: tuple[Reason, ...] = ()
+    if gpu is not None:
+        shape, reasons = _share_out(
+            gpu,
+            context,
+            shape,
+            configuration=configuration,
+            profile=profile or {},
+            token_count=loaded.token_count,
+            progress=progress,
+        )
+    return NativeRunner(pool, loaded, context, plan, shape, opening_reasons=reasons)
+
+
+def _share_out(
+    gpu: _native.GpuOffload,
+    context: _native.Context,
+    shape: ContextShape,
+    *,
+    configuration: Configuration,
+    profile: ExpertProfile,
+    token_count: int,
+    progress: Progress,
+) -> tuple[ContextShape, tuple[Reason, ...]]:
+    """What the GPUs have left goes to large batches and hot experts; the shape says then what is the pool's."""
+    wanted = configuration.gpu.prefill_threshold
+    measured: tuple[Reason, ...] = ()
+    threshold = _native.DEFAULT_GPU_POOL_TOKENS if wanted == "auto" else wanted
+    try:
+        if wanted == "auto":
+            # Before there is a cache: what is computed here says nothing about which experts are used.
+            threshold, measured = measured_threshold(gpu, context, shape.batch_tokens, token_count)
+        reasons = (*open_memory(gpu, configuration.gpu, profile, progress), *measured)
+    except RuntimeError as error:
+        raise DeviceError(
+            tried="computing the first batches on the GPU",
+            because=str(error),
+            values={"devices": ", ".join(name for name, _ in gpu.counters())},
+            remedy="look at the driver's messages (`dmesg`, `nvidia-smi`), or set gpu.mode = 'off'",
+        ) from error
+    gpu.set_pool_tokens(threshold)
+    has_staging = all(reason.code != "gpu-prefill-off" for reason in reasons)
+    return replace(shape, pool_tokens=threshold if has_staging else None), reasons
 
 
 def _open_context(
@@ -165,7 +232,13 @@ def _start_pool(layout: WorkerLayout, spin_seconds: float) -> _native.Pool:
 
 
 def _load(
-    plan: Plan, model: ModelFacts, configuration: Configuration, pool: _native.Pool, progress: Progress
+    plan: Plan,
+    model: ModelFacts,
+    configuration: Configuration,
+    *,
+    pool: _native.Pool,
+    gpu: _native.GpuOffload | None,
+    progress: Progress,
 ) -> _native.Model:
     lock = configuration.placement.lock_memory
     place = _native.PlaceOptions(
@@ -181,6 +254,8 @@ def _load(
             pool,
             place=place,
             scope=_SCOPES[plan.arena_scope],
+            gpu=gpu,
+            gpu_layer_count=layer_count(configuration.gpu),
             release_page_cache=plan.release_page_cache,
             progress=progress,
         )
@@ -192,7 +267,7 @@ def _load(
             because=str(error),
             values={"architecture": model.architecture},
             remedy="check that this llama.cpp knows the architecture (`stratactl plan --model FILE` reads the header), "
-            "or fetch the file again",
+            "or fetch the file again" + ("" if gpu is None else "; with too little VRAM lower gpu.layers"),
         ) from error
     except OSError as error:
         arena_bytes = sum(part.size_bytes for part in plan.arena_slices)

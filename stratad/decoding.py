@@ -28,7 +28,7 @@ from stratad.generation import (
 )
 from stratad.prompt_keeping import LoadedPrompts, keep_prompts, restore_prompts
 from stratad.request_queue import RequestQueue
-from stratad.runner import ModelRunner, SamplingParameters, SequenceTokens
+from stratad.runner import GrammarDeadEnd, ModelRunner, SamplingParameters, SequenceTokens
 from stratad.schedule import Call, Share, StepLimits, compose_step
 from stratad.seating import Seating
 from stratad.slots import Assignment, Slot
@@ -50,6 +50,7 @@ class DecodeLoop:
         self._runner = runner
         self._requests = requests
         self._timeout_seconds = settings.request_timeout_seconds
+        self._on_device_failure = settings.on_device_failure
         self._latency = latency
         self._limits = StepLimits(runner.batch_tokens, settings.chunk_tokens, runner.pool_tokens)
         self._seating = Seating(runner, settings.prompt_cache_bytes)
@@ -103,7 +104,7 @@ class DecodeLoop:
             try:
                 sampler = self._runner.open_sampler(generation.request.sampling)
             except ValueError as error:
-                refusal = InvalidRequest(str(error), "grammar")
+                refusal = InvalidRequest(str(error), generation.request.grammar_parameter)
                 self._requests.end(generation, refusal.code, Failed(refusal))
                 continue
             self._seat(Assignment(generation, sampler))
@@ -231,6 +232,9 @@ class DecodeLoop:
             token = self._runner.sample(sampler, slot.sequence)
             self._note_likelihoods(slot, token)
             reason = self._take_token(generation, token)
+        except GrammarDeadEnd as error:
+            self._end(slot, InvalidRequest(str(error), generation.request.grammar_parameter))
+            return
         # As in _compute.
         except Exception as error:
             self._fail(slot, error)
@@ -259,10 +263,12 @@ class DecodeLoop:
         """Accounts for one sampled token, delivers the text it completes; the reason when it is the last."""
         generation.tokens.append(token)
         self._observe_token(generation, time.perf_counter())
+        mark = generation.marks.get(token)
         if self._runner.vocabulary.is_end_of_generation(token):
-            generation.deliver_text(generation.text.finish())
+            text = generation.text.push(mark) if mark else ""
+            generation.deliver_text(text + generation.text.finish())
             return "stop"
-        generation.deliver_text(generation.text.push(self._runner.vocabulary.token_bytes(token)))
+        generation.deliver_text(generation.text.push(mark or self._runner.vocabulary.token_bytes(token)))
         if generation.text.is_stopped:
             return "stop"
         is_full = len(generation.tokens) > self._runner.context_tokens
@@ -287,6 +293,9 @@ class DecodeLoop:
 
     def _take_back(self, slots: Sequence[Slot], error: Exception) -> None:
         """After a failed call: its only request ends, or each of several is computed alone from where it was."""
+        if self._runner.device_failure is not None:
+            # Nothing can be computed any more, nor cut: the memory is on the device.
+            raise _Broken(str(error)) from error
         if len(slots) == 1:
             self._fail(slots[0], error)
             return
@@ -311,7 +320,7 @@ class DecodeLoop:
             slot.keep_beginning(0, self._runner)
         except Exception as truncate_error:
             raise _Broken(f"{error}; clearing the memory failed as well: {truncate_error}") from error
-        if self._failures_in_row >= _FAILURES_UNTIL_BROKEN:
+        if self._runner.device_failure is not None or self._failures_in_row >= _FAILURES_UNTIL_BROKEN:
             raise _Broken(str(error))
 
     def _give_up(self, failure: str) -> None:
@@ -321,3 +330,5 @@ class DecodeLoop:
         for slot in self._busy_slots():
             self._end(slot, EngineFailure(f"the engine has failed: {failure}"))
         self._tell_slots()
+        if self._runner.device_failure is not None:
+            self._on_device_failure(self._runner.device_failure)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -15,7 +16,8 @@ from stratad.saved_prompts import SavedPromptsPlace
 class EngineSettings:
     """The limits from the configuration; see `stratad.config.ServerSection` and `ModelSection`.
 
-    `saved_prompts` is where prompts are kept over a restart; None keeps none.
+    `saved_prompts` is where prompts are kept over a restart; None keeps none. `on_device_failure`
+    is told, on the decode thread, that a GPU has failed and every request was ended.
     """
 
     max_queue: int
@@ -24,6 +26,7 @@ class EngineSettings:
     chunk_tokens: int = 64
     prompt_cache_bytes: int = 0
     saved_prompts: SavedPromptsPlace | None = None
+    on_device_failure: Callable[[str], None] = lambda failure: None
 
 
 @dataclass(frozen=True, slots=True)

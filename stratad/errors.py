@@ -6,6 +6,7 @@ The tree, with the exit status each one gives a command:
     ├── ConfigurationError      2  a setting, option or configuration file cannot be used
     ├── ModelFileError          1  a model file is missing, damaged or not supported
     ├── EngineError             1  the engine refused to load, decode or stop
+    │   └── DeviceError         1  a GPU or its driver has failed
     ├── DaemonError             1  the daemon cannot start, or cannot be reached
     ├── PlanRefusedError        3  no policy suits this machine and model
     └── PlacementError          4  pages or threads are not where the plan says
@@ -81,6 +82,13 @@ class EngineError(StratadError):
 
     exit_status = 1
     default_summary = "the engine failed"
+
+
+class DeviceError(EngineError):
+    """A GPU or its driver has failed; nothing that was in its memory can be used any more."""
+
+    exit_status = 1
+    default_summary = "a GPU has failed"
 
 
 class DaemonError(StratadError):

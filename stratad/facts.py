@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, TypeVar
 from planner import (
     ArenaScope,
     ArenaSpec,
+    GpuInUse,
     Objective,
     PlanRefused,
     PlanRequest,
     Policy,
+    Running,
     Topology,
     TopologyUnreadable,
     parse_policy,
@@ -44,7 +46,9 @@ class PlanOptions:
     `arena_bytes` stands in for a model. `context_tokens`, of all slots together, size the KV cache;
     `extra_host_bytes` is host memory beside weights and cache; `dense_on_gpu` says that everything but the
     experts lies in VRAM, and `gpu_expert_layers` of the layers with experts lie there too.
-    `tokens_per_step` is above 1 with drafts.
+    `tokens_per_step` is above 1 with drafts. `has_gpu` and `gpus` say which GPUs take part; None leaves it to what
+    the machine has. `is_rest_in_vram` says that with a GPU all but the experts lie there, unless the arena takes it.
+    `running` is what a running daemon has measured.
     """
 
     policy: Policy | None = None
@@ -60,23 +64,42 @@ class PlanOptions:
     tokens_per_step: float = 1.0
     pool_spin_seconds: float | None = None
     gpu_node_ids: tuple[int, ...] | None = None
+    has_gpu: bool | None = None
+    gpus: tuple[GpuInUse, ...] | None = None
+    is_rest_in_vram: bool = False
+    running: Running | None = None
     placement_possible: bool | None = None
 
 
 def configured_options(
-    configuration: Configuration, model: ModelFacts, *, placement_possible: bool | None = None
+    configuration: Configuration,
+    model: ModelFacts,
+    *,
+    placement_possible: bool | None = None,
+    has_gpu: bool | None = None,
+    gpus: tuple[GpuInUse, ...] | None = None,
 ) -> PlanOptions:
-    """Give the wishes of a configuration, for the daemon and for `stratactl apply` alike."""
+    """Give the wishes of a configuration, for the daemon and for `stratactl apply` alike.
+
+    `has_gpu` and `gpus` are what the caller knows of GPUs that take part: the daemon has asked them, a command
+    goes by files.
+    """
     placement = configuration.placement
+    scope = parse_scope(configuration.arena.scope)
     return PlanOptions(
         policy=parse_policy(placement.policy),
-        arena_scope=parse_scope(configuration.arena.scope),
+        arena_scope=scope,
         objective=Objective(placement.objective),
         worker_count=placement.workers,
+        is_rest_in_vram=bool(has_gpu)
+        and configuration.gpu.layers is None
+        and scope is not ArenaScope.WEIGHTS,
         context_tokens=total_context_tokens(configuration, model),
         # Left to itself the prompt cache takes a part of what is free in the end, and needs no room in the plan.
         extra_host_bytes=configuration.model.prompt_cache_bytes or 0,
         placement_possible=placement_possible,
+        has_gpu=has_gpu,
+        gpus=gpus,
         pool_spin_seconds=placement.spin_microseconds * 1e-6,
     )
 
@@ -186,6 +209,10 @@ def plan_request(model: ModelFacts | None, options: PlanOptions) -> PlanRequest:
         cpu_share=options.cpu_share,
         requested_worker_count=options.worker_count,
         gpu_node_ids=options.gpu_node_ids,
+        has_gpu=options.has_gpu,
+        gpus=options.gpus,
+        running=options.running,
+        layer_count=None if model is None else model.layer_count,
         placement_possible=options.placement_possible,
         tokens_per_step=options.tokens_per_step,
     )
@@ -242,7 +269,7 @@ def _weights(model: ModelFacts | None, options: PlanOptions) -> ArenaSpec | None
 
 
 def _model_host_bytes(model: ModelFacts | None, options: PlanOptions) -> int:
-    if model is None or options.dense_on_gpu:
+    if model is None or options.dense_on_gpu or options.is_rest_in_vram:
         return 0
     tokens = options.context_tokens or 0
     return model.dense_bytes + tokens * (model.kv_bytes_per_token or 0)

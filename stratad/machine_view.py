@@ -57,6 +57,7 @@ def plan_summary(plan: Plan, document: Mapping[str, object], topology: Topology)
         document=document,
         confidence=plan.confidence.value,
         arena_scope=plan.arena_scope.value,
+        worker_count=len(plan.layout.workers),
         slices=tuple(planned_slices(plan)),
         machine=machine_document(topology, plan),
     )

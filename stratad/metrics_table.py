@@ -7,6 +7,7 @@ do not. Nothing is counted per request, client or prompt: labels have few values
 
 from __future__ import annotations
 
+from stratad.metrics_gpu import GPU
 from stratad.metrics_prompt_cache import PROMPT_CACHE
 from stratad.metrics_spec import MetricKind, MetricSpec
 
@@ -323,6 +324,7 @@ GROUPS: tuple[tuple[str, tuple[MetricSpec, ...]], ...] = (
     ("Plan and placement", _PLACEMENT),
     ("Machine", _MACHINE),
     ("Pool", _POOL),
+    ("GPU", GPU),
 )
 
 TABLE: tuple[MetricSpec, ...] = tuple(spec for _, specs in GROUPS for spec in specs)

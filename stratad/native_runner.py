@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import resource
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,12 @@ import numpy.typing as npt
 
 from planner import Effect, Plan, Reason
 from stratad import _native
+from stratad.gpu_offload import ExpertProfile, gpu_counters
+from stratad.gpu_runtime import PinnedArenas, pin_arenas
+from stratad.memlock import memlock_limit
 from stratad.runner import (
+    Grammar,
+    GrammarDeadEnd,
     NativeCounters,
     PlacementReport,
     Sampler,
@@ -82,6 +86,8 @@ class NativeRunner:
         context: _native.Context,
         plan: Plan,
         shape: ContextShape,
+        *,
+        opening_reasons: tuple[Reason, ...] = (),
     ) -> None:
         self._pool = pool
         self._model = model
@@ -93,6 +99,8 @@ class NativeRunner:
         self._logits_index: dict[int, int] = {}
         self._vocabulary = NativeVocabulary(model)
         self._repaired_pages = sum(arena.outcome.repaired_pages for arena in model.arenas)
+        self._pinned: PinnedArenas | None = None
+        self._opening_reasons = opening_reasons
 
     @property
     def vocabulary(self) -> NativeVocabulary:
@@ -136,12 +144,22 @@ class NativeRunner:
 
     @property
     def reasons(self) -> tuple[Reason, ...]:
-        """What the kernel refused while the arena was placed, as warnings."""
-        return tuple(
+        """What the kernel refused while the arena was placed, as warnings, and what became of GPUs' memory."""
+        placement = tuple(
             reason
             for arena in self._model.arenas
             for reason in _placement_reasons(arena.outcome, arena.size_bytes)
         )
+        return (*placement, *self._opening_reasons)
+
+    @property
+    def device_failure(self) -> str | None:
+        """Why a GPU has failed; None while all is well, and without one."""
+        return None if self._model.gpu is None else self._model.gpu.failure
+
+    def expert_profile(self) -> ExpertProfile:
+        """How much the experts of each layer were used lately; empty without a cache."""
+        return {} if self._model.gpu is None else self._model.gpu.profile()
 
     def open_sampler(self, sampling: SamplingParameters) -> NativeSampler:
         """A sampler for one request. Raises ValueError when the grammar does not parse."""
@@ -157,7 +175,7 @@ class NativeRunner:
                 frequency_penalty=sampling.frequency_penalty,
                 presence_penalty=sampling.presence_penalty,
                 penalty_last_tokens=sampling.penalty_last_tokens,
-                grammar=sampling.grammar or "",
+                grammar=_native_grammar(sampling.grammar),
                 logit_bias=sampling.logit_bias,
             )
         )
@@ -176,9 +194,12 @@ class NativeRunner:
         self._context.decode(self._batch)
 
     def sample(self, sampler: Sampler, sequence: int) -> int:
-        """The next token of a sequence, accepted into the sampler's state."""
+        """The next token of a sequence, accepted into the sampler's state. Raises GrammarDeadEnd."""
         assert isinstance(sampler, NativeSampler)
-        return sampler.chain.sample(self._context, self._logits_index[sequence])
+        try:
+            return sampler.chain.sample(self._context, self._logits_index[sequence])
+        except _native.GrammarDeadEnd as error:
+            raise GrammarDeadEnd(str(error)) from error
 
     def likelihoods(self, sequence: int, token: int, count: int) -> tuple[TokenLikelihood, ...]:
         """That of `token` as the next of a sequence, then the `count` largest, in order."""
@@ -247,6 +268,8 @@ class NativeRunner:
             calls=calls.calls,
             call_tokens=calls.tokens,
             call_seconds=calls.seconds,
+            gpus=() if self._model.gpu is None else gpu_counters(self._model.gpu),
+            pinned_bytes=self._pinned.pinned_bytes if self._pinned else 0,
         )
 
     def placement(self, pages_per_slice: int) -> PlacementReport:
@@ -265,6 +288,17 @@ class NativeRunner:
         self._repaired_pages += moved
         return moved
 
+    def pin_arenas(self) -> tuple[Reason, ...]:
+        """Registers the arenas with the GPUs that this model uses, and gives what to tell; () without a GPU.
+
+        To be called once placement is verified: from then on no page is moved.
+        """
+        if self._model.gpu is None:
+            return ()
+        backends = [device.backend for device in self._model.gpu.inner_devices()]
+        self._pinned = pin_arenas(self._model.arenas, backends)
+        return self._pinned.reasons
+
     def _home_nodes(self, slice_index: int) -> tuple[int, ...]:
         """Nodes the slice's pages belong on; on a machine with one node that is the one, placed or not."""
         slices = self._plan.layout.slices
@@ -272,8 +306,22 @@ class NativeRunner:
         return planned or (self._plan.memory_nodes if len(self._plan.memory_nodes) == 1 else ())
 
     def close(self) -> None:
-        """Frees context, model and arena."""
+        """Frees context, model and arena; a GPU's copies have ended before its pages are unregistered."""
         del self._context, self._model, self._vocabulary
+        self._pinned = None
+
+
+def _native_grammar(grammar: Grammar | None) -> _native.Grammar | None:
+    if grammar is None:
+        return None
+    return _native.Grammar(
+        grammar.text,
+        prefix=grammar.prefix,
+        trigger_words=grammar.trigger_words,
+        trigger_patterns=grammar.trigger_patterns,
+        thinking_start=grammar.thinking_start,
+        thinking_ends=grammar.thinking_ends,
+    )
 
 
 def _sample(arena: _native.Arena, slice_index: int, page_count: int) -> npt.NDArray[np.int32]:
@@ -319,12 +367,6 @@ def _placement_reasons(outcome: _native.PlaceOutcome, size_bytes: int) -> list[R
             )
         )
     return reasons
-
-
-def memlock_limit() -> dict[str, int | None]:
-    """RLIMIT_MEMLOCK as a reason's evidence; None is unlimited."""
-    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    return {"memlock_limit_bytes": None if limit == resource.RLIM_INFINITY else limit}
 
 
 def build_digest() -> str:

@@ -101,6 +101,15 @@ class StagingDocument(_Strict):
     node_id: Count | None
 
 
+class GpuLayersDocument(_Strict):
+    """The layers whose attention and dense part one GPU computes."""
+
+    pci_address: str
+    node_id: Count | None
+    first_layer: Count
+    layer_count: Count
+
+
 class PlanDocument(_Strict):
     """A plan. Sizes are bytes, times seconds, ids the kernel's."""
 
@@ -116,6 +125,7 @@ class PlanDocument(_Strict):
     process_memory: ProcessMemoryDocument
     memory_nodes: NodeIds
     gpu_staging: list[StagingDocument]
+    gpu_layers: list[GpuLayersDocument] = Field(description="By GPU; empty where none computes layers.")
     page_bytes: Count
     transparent_huge_pages: bool
     release_page_cache: bool

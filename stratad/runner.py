@@ -1,8 +1,8 @@
 """What the server asks of a loaded model: the border between Python and the native engine.
 
 `stratad.native_runner.NativeRunner` implements `ModelRunner` over the native module; tests implement it
-with a scripted one. The engine sees nothing else of the native side. Only `counters` and
-`placement` may be called from any thread; everything else belongs to the decode thread.
+with a scripted one. The engine sees nothing else of the native side. Only `counters`,
+`device_failure` and `placement` may be called from any thread; everything else belongs to the decode thread.
 """
 
 from __future__ import annotations
@@ -10,6 +10,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an answer must match.
+
+    Attributes:
+        text: GBNF with a rule named root.
+        prefix: The end of the prompt, where the grammar begins before the answer does.
+        trigger_words: With these or patterns, the grammar holds only from where the answer first has one.
+        trigger_patterns: Regular expressions; the first group, or all of the match, is where it begins.
+        thinking_start: Behind this mark nothing triggers the grammar; empty when the model does not think.
+        thinking_ends: Until one of these.
+    """
+
+    text: str
+    prefix: str = ""
+    trigger_words: tuple[str, ...] = ()
+    trigger_patterns: tuple[str, ...] = ()
+    thinking_start: str = ""
+    thinking_ends: tuple[str, ...] = ()
+
+
+class GrammarDeadEnd(Exception):
+    """No token of the model fits the grammar where the answer stands; the text says so to the client."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +51,7 @@ class SamplingParameters:
         frequency_penalty: Subtracted once per earlier occurrence; 0 changes nothing.
         presence_penalty: Subtracted once when the token occurred; 0 changes nothing.
         penalty_last_tokens: How many last tokens the penalties look at; 0 switches them off.
-        grammar: GBNF text that the output must match; None allows everything.
+        grammar: What the output must match; None allows everything.
         logit_bias: Pairs of token id and the value added to its logit, sorted by token id.
     """
 
@@ -39,7 +64,7 @@ class SamplingParameters:
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     penalty_last_tokens: int = 64
-    grammar: str | None = None
+    grammar: Grammar | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
 
 
@@ -61,11 +86,32 @@ class SliceCounters:
 
 
 @dataclass(frozen=True, slots=True)
-class CacheCounters:
-    """Reads of experts that a GPU's cache held, and those that went to the arena."""
+class GpuCounters:
+    """What one GPU has done since its model was loaded.
 
-    hits: int
-    misses: int
+    `steps` are passes over the model. In them the decode thread waited `wait_seconds` for the GPU to reach a layer's
+    experts, the pool computed for `pool_seconds`, and `copy_seconds` went into handing over activations and waiting
+    for weights; meanwhile, on a thread of its own, weights were copied for `upload_seconds`. `prefill_bytes` of them
+    were for large batches, `cache_swap_bytes` for `cache_swaps` exchanges of hot experts. Hits and misses are choices
+    of the router that were computed in VRAM or by the pool, `cache_hit_bytes` the weights of the hits. The cache has
+    `cache_slots` in `cache_bytes`, of which `cache_resident` hold an expert.
+    """
+
+    device: str
+    steps: int
+    wait_seconds: float
+    pool_seconds: float
+    copy_seconds: float
+    upload_seconds: float
+    prefill_bytes: int
+    cache_hits: int
+    cache_misses: int
+    cache_hit_bytes: int
+    cache_swaps: int
+    cache_swap_bytes: int
+    cache_slots: int
+    cache_resident: int
+    cache_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +132,7 @@ class NativeCounters:
         calls: Calls of llama.cpp.
         call_tokens: Tokens computed in them.
         call_seconds: Time in them.
-        expert_cache: The expert cache's totals; None where there is no such cache.
+        gpus: One for each GPU in use.
     """
 
     slices: tuple[SliceCounters, ...]
@@ -102,7 +148,7 @@ class NativeCounters:
     calls: int = 0
     call_tokens: int = 0
     call_seconds: float = 0.0
-    expert_cache: CacheCounters | None = None
+    gpus: tuple[GpuCounters, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +287,10 @@ class ModelRunner(Protocol):
     def eos_text(self) -> str:
         """Text of the end token, for templates; empty when the model has none."""
 
+    @property
+    def device_failure(self) -> str | None:
+        """Why a GPU has failed, after which `decode` always raises; None while all is well. Safe from any thread."""
+
     def open_sampler(self, sampling: SamplingParameters) -> Sampler:
         """A sampler for one request. Raises ValueError when the grammar does not parse."""
 
@@ -251,7 +301,10 @@ class ModelRunner(Protocol):
         """
 
     def sample(self, sampler: Sampler, sequence: int) -> int:
-        """The next token of a sequence by its logits of the last `decode`, accepted into the sampler's state."""
+        """The next token of a sequence by its logits of the last `decode`, accepted into the sampler's state.
+
+        Raises GrammarDeadEnd, having changed nothing.
+        """
 
     def likelihoods(self, sequence: int, token: int, count: int) -> tuple[TokenLikelihood, ...]:
         """That of `token` as the next of a sequence by the last `decode`, then the `count` largest, in order."""

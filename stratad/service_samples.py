@@ -9,7 +9,7 @@ from planner.discover import read_node_memory
 from planner.sysfs import MachineFiles
 from stratad.engine_status import EngineStatus
 from stratad.metrics import STATES, Sample
-from stratad.runner import NativeCounters
+from stratad.runner import GpuCounters, NativeCounters
 from stratad.verify import PlacementCheck, node_ratios
 
 # Reasons which say that the plan was made for something else than what is here now.
@@ -96,6 +96,29 @@ def counter_samples(counters: NativeCounters) -> Iterator[Sample]:
     yield Sample("stratad_placement_repaired_pages_total", counters.repaired_pages)
     yield Sample("stratad_pinned_bytes", counters.pinned_bytes)
     yield Sample("stratad_arena_locked_bytes", counters.locked_bytes)
+    for gpu in counters.gpus:
+        yield from gpu_samples(gpu)
+
+
+def gpu_samples(gpu: GpuCounters) -> Iterator[Sample]:
+    """One GPU's totals."""
+    for name, value in (
+        ("stratad_gpu_steps_total", gpu.steps),
+        ("stratad_gpu_wait_seconds_total", gpu.wait_seconds),
+        ("stratad_gpu_pool_seconds_total", gpu.pool_seconds),
+        ("stratad_gpu_copy_seconds_total", gpu.copy_seconds),
+        ("stratad_gpu_upload_seconds_total", gpu.upload_seconds),
+        ("stratad_gpu_prefill_bytes_total", gpu.prefill_bytes),
+        ("stratad_expert_cache_hits_total", gpu.cache_hits),
+        ("stratad_expert_cache_misses_total", gpu.cache_misses),
+        ("stratad_expert_cache_hit_bytes_total", gpu.cache_hit_bytes),
+        ("stratad_expert_cache_swaps_total", gpu.cache_swaps),
+        ("stratad_expert_cache_swap_bytes_total", gpu.cache_swap_bytes),
+        ("stratad_expert_cache_slots", gpu.cache_slots),
+        ("stratad_expert_cache_resident", gpu.cache_resident),
+        ("stratad_expert_cache_bytes", gpu.cache_bytes),
+    ):
+        yield Sample(name, value, (gpu.device,))
 
 
 def check_samples(check: PlacementCheck, age_seconds: float) -> Iterator[Sample]:

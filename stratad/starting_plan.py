@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from planner import Effect, Plan, PlanRefused, Reason, Topology, make_plan, parse_policy, parse_scope
+from planner import (
+    ArenaScope,
+    Effect,
+    Plan,
+    PlanRefused,
+    Reason,
+    Topology,
+    make_plan,
+    parse_policy,
+    parse_scope,
+)
 from planner.sysfs import Tree
 from stratad.apply import memory_policy_failures
 from stratad.config import Configuration, Environment
@@ -16,16 +26,33 @@ from stratad.facts import (
     plan_request,
     refusal_error,
 )
+from stratad.gpu_runtime import GpuFindings, open_gpus
 from stratad.model import ModelFacts
-from stratad.reason_log import log_plan, warn_of
+from stratad.reason_log import log_plan, tell, warn_of
 from stratad.stored_plan import BLOCKING_CODES, process_policy, read_stored_plan, unit_differences
 
 # What the plan or the unit asks for and this process does not have: it serves, and says that it is degraded.
 DEGRADING_CODES = ("placement-not-possible", *BLOCKING_CODES)
 
 
+def starting_gpus(topology: Topology, configuration: Configuration) -> GpuFindings:
+    """The GPUs to use, with what was found logged; to be called before threads start (see gpu_runtime).
+
+    Raises:
+        ConfigurationError: The configuration asks for a GPU and there is none to use.
+    """
+    findings = open_gpus(configuration.gpu, topology)
+    for reason in findings.reasons:
+        tell(reason)
+    return findings
+
+
 def starting_plan(
-    topology: Topology, model: ModelFacts, configuration: Configuration, environment: Environment
+    topology: Topology,
+    model: ModelFacts,
+    configuration: Configuration,
+    environment: Environment,
+    gpus: GpuFindings,
 ) -> tuple[Plan, tuple[Reason, ...]]:
     """The plan to start with, and what was found beside it: the applied plan where the unit names one.
 
@@ -39,18 +66,19 @@ def starting_plan(
     failures = memory_policy_failures()
     refused = (_placement_refused(failures),) if failures else ()
     if environment.plan_path is None:
-        return decide_plan(topology, model, configuration), refused
+        return decide_plan(topology, model, configuration, gpus), refused
     plan = read_stored_plan(environment.plan_path, topology, model)
     tree = Tree(Path("/"))
     findings = (
         *refused,
         *unit_differences(plan, topology, process_policy(tree)),
         *_configuration_differences(plan, configuration),
+        *_idle_gpus(plan, gpus),
     )
     for reason in findings:
         warn_of(reason)
     if failures or any(reason.code in BLOCKING_CODES for reason in findings):
-        return decide_plan(topology, model, configuration), findings
+        return decide_plan(topology, model, configuration, gpus), findings
     log_plan(plan)
     return plan, findings
 
@@ -82,13 +110,37 @@ def _configuration_differences(plan: Plan, configuration: Configuration) -> tupl
     )
 
 
-def decide_plan(topology: Topology, model: ModelFacts, configuration: Configuration) -> Plan:
+def _idle_gpus(plan: Plan, gpus: GpuFindings) -> tuple[Reason, ...]:
+    """A plan that was applied before the GPU could be used keeps all weights for the CPUs."""
+    if not gpus.gpus or plan.arena_scope is ArenaScope.EXPERTS:
+        return ()
+    names = ", ".join(gpu.name for gpu in gpus.gpus)
+    return (
+        Reason(
+            "gpu-unused-by-plan",
+            Effect.WARNS,
+            f"{names} could be used, and the applied plan keeps all weights in the arena for the CPUs",
+            {"gpus": names},
+            "run `sudo stratactl apply` again",
+        ),
+    )
+
+
+def decide_plan(
+    topology: Topology, model: ModelFacts, configuration: Configuration, gpus: GpuFindings
+) -> Plan:
     """The plan for this machine and model, with its reasons logged.
 
     Raises:
         PlanRefusedError: Nothing suits, or the arena does not fit the memory. Nothing is loaded yet.
     """
-    options = configured_options(configuration, model, placement_possible=not memory_policy_failures())
+    options = configured_options(
+        configuration,
+        model,
+        placement_possible=not memory_policy_failures(),
+        has_gpu=bool(gpus.gpus),
+        gpus=gpus.in_use,
+    )
     try:
         plan = make_plan(topology, plan_request(model, options), machine_calibration(STATE_DIRECTORY))
     except PlanRefused as refusal:

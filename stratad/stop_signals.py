@@ -26,6 +26,8 @@ class Request(Enum):
 
     STOP = "stop"
     RELOAD = "reload"
+    # No signal: somebody inside cannot go on.
+    REPLACE = "replace"
 
 
 class StopSignals:
@@ -39,6 +41,7 @@ class StopSignals:
         self._something = threading.Condition()
         self._requested = threading.Event()
         self._is_reload_wanted = False
+        self._is_replacement_wanted = False
         self._is_urgent = threading.Event()
         self._reader, self._writer = socket.socketpair()
         # The handler must not block when nobody reads; a byte more or less does not matter then.
@@ -86,11 +89,22 @@ class StopSignals:
     def wait(self) -> Request:
         """The next thing that the daemon is asked for; to stop comes first."""
         with self._something:
-            self._something.wait_for(lambda: self._requested.is_set() or self._is_reload_wanted)
+            self._something.wait_for(
+                lambda: self._requested.is_set() or self._is_reload_wanted or self._is_replacement_wanted
+            )
             if self._requested.is_set():
                 return Request.STOP
+            if self._is_replacement_wanted:
+                self._is_replacement_wanted = False
+                return Request.REPLACE
             self._is_reload_wanted = False
             return Request.RELOAD
+
+    def ask_for_replacement(self) -> None:
+        """Has `wait` give REPLACE: what serves has failed. May be called on any thread."""
+        with self._something:
+            self._is_replacement_wanted = True
+            self._something.notify_all()
 
     def _run(self) -> None:
         while (number := self._reader.recv(1)[0]) != _CLOSE:

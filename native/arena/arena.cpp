@@ -218,6 +218,7 @@ void Arena::collect_extents(const std::vector<SlicedTensor>& tensors) {
   std::vector<SlicedTensor> ordered = tensors;
   std::sort(ordered.begin(), ordered.end(), [](const auto& a, const auto& b) { return a.offset < b.offset; });
   for (const SlicedTensor& tensor : ordered) {
+    tensor_begins_.push_back(tensor.offset);
     const int64_t part_rows = tensor.row_count / tensor.part_count;
     const size_t part_bytes = tensor.row_bytes * static_cast<size_t>(part_rows);
     for (int64_t part = 0; part < tensor.matrix_count * tensor.part_count; ++part) {
@@ -283,12 +284,25 @@ void Arena::repair_before_locking(double limit_ratio) {
 }
 
 size_t Arena::repair() {
+  const std::lock_guard guard(moving_);
+  if (are_pages_held()) return 0;
   const size_t moved = move_home();
   if (moved > 0 && !outcome_.is_locked) {
     verify();
     lock(options_);
   }
   return moved;
+}
+
+void Arena::hold_pages() noexcept {
+  const std::lock_guard guard(moving_);
+  // Releases to the load in are_pages_held(), for those who ask without the lock.
+  holds_.fetch_add(1, std::memory_order_release);
+}
+
+void Arena::release_pages() noexcept {
+  const std::lock_guard guard(moving_);
+  holds_.fetch_sub(1, std::memory_order_release);
 }
 
 size_t Arena::move_home() {
@@ -343,6 +357,13 @@ bool Arena::contains(const void* address) const noexcept {
 size_t Arena::slice_bytes(int slice) const noexcept {
   const auto& list = extents_[slice];
   return list.empty() ? 0 : list.back().bytes_before + list.back().end - list.back().begin;
+}
+
+std::vector<std::span<const std::byte>> Arena::slice_pieces(int slice) const {
+  std::vector<std::span<const std::byte>> pieces;
+  for (const Extent& extent : extents_[slice])
+    pieces.push_back(bytes().subspan(extent.begin, extent.end - extent.begin));
+  return pieces;
 }
 
 bool Arena::fill(std::byte* destination, size_t size, const Reader& read) {

@@ -6,10 +6,12 @@
 // elsewhere, and only then locks them. There is no public step a caller could run out of order.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -103,8 +105,19 @@ class Arena {
 
   // Moves pages that lie elsewhere to their slice's node, as far as the kernel can; nothing of a slice of no
   // or several nodes, and no page that a device has pinned. Locks the arena if that was still to be done.
-  // Workers may read meanwhile. Returns how many pages moved. Throws std::system_error when refused.
+  // Workers may read meanwhile. Returns how many pages moved, none while they are held. Throws
+  // std::system_error when refused.
   size_t repair();
+
+  // Held pages are not moved: a device reads them by their physical address. One release for each hold.
+  void hold_pages() noexcept;
+  void release_pages() noexcept;
+  bool are_pages_held() const noexcept { return holds_.load(std::memory_order_acquire) > 0; }
+
+  // Where each tensor starts, as bytes from the arena's start, ascending.
+  const std::vector<size_t>& tensor_begins() const noexcept { return tensor_begins_; }
+  // The slice's pages in address order, neighbours joined.
+  std::vector<std::span<const std::byte>> slice_pieces(int slice) const;
 
   // The nodes of up to `page_count` pages spread evenly over the slice; negative errno where still unknown
   // after the page was read once more. Throws std::system_error when move_pages is refused.
@@ -134,8 +147,11 @@ class Arena {
   MappedRegion region_;
   std::shared_ptr<Pool> pool_;
   std::vector<std::vector<Extent>> extents_;  // by slice, ascending
+  std::vector<size_t> tensor_begins_;
   PlaceOptions options_;
   PlaceOutcome outcome_;
+  std::atomic<int> holds_{0};
+  std::mutex moving_;  // a hold waits for a repair that runs, and a repair sees every hold
 };
 
 }  // namespace stratad

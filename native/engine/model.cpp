@@ -80,6 +80,15 @@ llama_model* load_llama_model(const ModelOptions& options, llama_model_params pa
   throw ModelLoadError("llama.cpp cannot load " + options.paths.front() + ": " + take_llama_log());
 }
 
+// Layers by free memory, as llama.cpp would have it; but it divides by zero where nothing is free.
+std::vector<float> shares_of(const GpuOffload& gpu) {
+  std::vector<float> shares;
+  for (const InnerDevice& device : gpu.inner_devices())
+    shares.push_back(static_cast<float>(device.free_bytes) + 1);
+  shares.resize(llama_max_devices());
+  return shares;
+}
+
 void bind(GpuOffload& gpu, const LoadSession& session, const llama_model* model) {
   std::vector<GpuOffload::NamedTensor> experts, others;
   for (const DeferredTensor& deferred : session.tensors())
@@ -99,9 +108,22 @@ std::shared_ptr<Model> Model::load(const ModelOptions& options, std::shared_ptr<
   take_llama_log();
   ModelFiles files(options.paths, options.release_page_cache);
   llama_model_params parameters = common_parameters();
-  if (!options.use_arena)
+  // No device unless one is named: llama.cpp would take every GPU whose module is loaded.
+  ggml_backend_dev_t plain_devices[] = {nullptr, nullptr};
+  parameters.devices = plain_devices;
+  if (!options.use_arena) {
+    const llama_model_tensor_buft_override on_cpu[] = {{kExpertTensors, ggml_backend_cpu_buffer_type()},
+                                                       {nullptr, nullptr}};
+    if (!options.plain_gpu.empty()) {
+      plain_devices[0] = ggml_backend_dev_by_name(options.plain_gpu.c_str());
+      if (plain_devices[0] == nullptr)
+        throw std::invalid_argument("no device is called '" + options.plain_gpu + "'");
+      parameters.n_gpu_layers = options.gpu_layer_count;
+      parameters.tensor_buft_overrides = on_cpu;
+    }
     return std::shared_ptr<Model>(
         new Model(load_llama_model(options, parameters, progress), DeviceMode::kStructural));
+  }
 
   attach_pool(pool);
   LoadSession session(std::move(pool), options.place, progress);
@@ -110,11 +132,14 @@ std::shared_ptr<Model> Model::load(const ModelOptions& options, std::shared_ptr<
       {has_all ? kWeightTensors : kExpertTensors, arena_buffer_type()}, {nullptr, nullptr}};
   parameters.tensor_buft_overrides = overrides;
   std::vector<ggml_backend_dev_t> devices;
+  std::vector<float> shares;
   if (options.gpu) {
     if (has_all) throw std::invalid_argument("with a GPU the arena holds experts only");
     devices = options.gpu->devices();
     parameters.devices = devices.data();
     parameters.n_gpu_layers = options.gpu_layer_count;
+    shares = shares_of(*options.gpu);
+    parameters.tensor_split = shares.data();
   }
   std::shared_ptr<Model> model(new Model(load_llama_model(options, parameters, progress),
                                          has_all ? DeviceMode::kOwn : DeviceMode::kStructural));

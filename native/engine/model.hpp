@@ -27,6 +27,8 @@ enum class ArenaScope { kExperts, kWeights };
 struct ModelOptions {
   std::vector<std::string> paths;  // all parts of a split model, in order
   bool use_arena = true;           // false: llama.cpp's own buffers and loader, for comparison
+  // With that: llama.cpp's own offload to this device, with the experts in host memory (--cpu-moe).
+  std::string plain_gpu;
   // With kWeights, contexts of the model are computed in own mode (backend/own_backend.hpp).
   ArenaScope scope = ArenaScope::kExperts;
   // The GPUs that hold what is not in the arena, and compute it; with kExperts only. None: the CPU alone.

@@ -17,13 +17,9 @@ struct FreeTensorContext {
 struct FreeBackend {
   void operator()(ggml_backend_t backend) const noexcept { ggml_backend_free(backend); }
 };
-struct FreeEvent {
-  void operator()(ggml_backend_event_t event) const noexcept { ggml_backend_event_free(event); }
-};
 using DeviceBuffer = std::unique_ptr<ggml_backend_buffer, FreeDeviceBuffer>;
 using TensorContext = std::unique_ptr<ggml_context, FreeTensorContext>;
 using InnerBackend = std::unique_ptr<ggml_backend, FreeBackend>;
-using DeviceEvent = std::unique_ptr<ggml_backend_event, FreeEvent>;
 
 // Room for `tensor_count` tensors without data.
 inline TensorContext make_tensor_context(size_t tensor_count) {

@@ -37,6 +37,11 @@ void add(std::atomic<uint64_t>& counter, uint64_t count) noexcept {
 
 }  // namespace
 
+uint64_t CachedLayer::next_serial() noexcept {
+  static std::atomic<uint64_t> last{0};
+  return ++last;
+}
+
 std::unique_ptr<ExpertCache> ExpertCache::create(ggml_backend_dev_t device,
                                                  const std::vector<ExpertMatrices>& layers,
                                                  const CacheSettings& settings, Uploader& uploader) {
@@ -104,6 +109,7 @@ bool ExpertCache::allocate_layer(ggml_backend_dev_t device, CachedLayer& layer) 
 }
 
 void ExpertCache::fill(const ExpertProfile& profile, const std::function<bool(double)>& progress) {
+  is_filling_ = true;
   for (size_t index = 0; index < layers_.size(); ++index) {
     CachedLayer& layer = *layers_[index];
     const auto found = profile.find(layer.matrices.layer);
@@ -121,8 +127,9 @@ void ExpertCache::fill(const ExpertProfile& profile, const std::function<bool(do
     release_swaps();
     uploader_.drain();
     begin_step();
-    if (progress && !progress(static_cast<double>(index + 1) / static_cast<double>(layers_.size()))) return;
+    if (progress && !progress(static_cast<double>(index + 1) / static_cast<double>(layers_.size()))) break;
   }
+  is_filling_ = false;
 }
 
 ExpertProfile ExpertCache::profile() const {
@@ -152,8 +159,8 @@ void ExpertCache::begin_step() noexcept {
     SlotTable& table = pending->layer->table;
     if (pending->upload.state.load(std::memory_order_acquire) == Upload::State::kDone) {
       table.finish(pending->swap);
-      add(swaps_, 1);
-      add(swap_bytes_, pending->layer->matrices.expert_bytes());
+      add(swaps_, is_filling_ ? 0 : 1);
+      add(swap_bytes_, is_filling_ ? 0 : pending->layer->matrices.expert_bytes());
     } else {
       table.abandon(pending->swap);
     }

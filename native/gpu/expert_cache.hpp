@@ -44,9 +44,9 @@ struct CacheSettings {
 };
 
 struct CacheCounters {
-  uint64_t hits = 0, misses = 0;  // choices of the router computed in VRAM, or by the pool
-  uint64_t hit_bytes = 0;         // of weights that the pool did not have to read
-  uint64_t swaps = 0, swap_bytes = 0;
+  uint64_t hits = 0, misses = 0;       // choices of the router computed in VRAM, or by the pool
+  uint64_t hit_bytes = 0;              // of weights that the pool did not have to read
+  uint64_t swaps = 0, swap_bytes = 0;  // after the start
   uint64_t slots = 0, resident = 0, device_bytes = 0;
 };
 
@@ -57,12 +57,17 @@ struct CachedLayer {
   CachedLayer(const ExpertMatrices& experts, int slot_count)
       : matrices(experts), table(static_cast<int>(experts.expert_count()), slot_count) {}
 
+  // Of no other layer of any cache, before or after: what is kept for a layer is kept by it.
+  const uint64_t serial = next_serial();
   ExpertMatrices matrices;
   SlotTable table;
   TensorContext context;
   DeviceBuffer buffer;
   std::vector<ggml_tensor*> slots;  // by matrix: (columns, rows, slot)
   std::vector<ggml_tensor*> bytes;  // by matrix: the same memory, for the uploader
+
+ private:
+  static uint64_t next_serial() noexcept;
 };
 
 class ExpertCache {
@@ -110,6 +115,7 @@ class ExpertCache {
   std::vector<std::unique_ptr<CachedLayer>> layers_;
   std::map<const ggml_tensor*, CachedLayer*> by_down_;
   std::list<PendingSwap> pending_;
+  bool is_filling_ = false;
   size_t next_layer_ = 0;  // where the search for a swap goes on
   std::atomic<uint64_t> hits_{0}, misses_{0}, hit_bytes_{0}, swaps_{0}, swap_bytes_{0}, resident_{0};
   uint64_t slot_count_ = 0, device_bytes_ = 0;

@@ -79,6 +79,8 @@ class HotGraphs {
   // Null when the device has no memory for it. `wait` is called before memory that may be in use goes.
   template <class Wait>
   HotGraph* get(const CachedLayer& layer, const ExpertChain& chain, const HotShape& shape, Wait wait);
+  // Nothing may be running in them.
+  void clear() noexcept { graphs_.clear(); }
 
  private:
   struct Entry {
@@ -86,7 +88,7 @@ class HotGraphs {
     uint64_t generation = 0;
   };
   HotMemory memory_;
-  std::map<std::pair<const CachedLayer*, HotShape>, Entry> graphs_;
+  std::map<std::pair<uint64_t, HotShape>, Entry> graphs_;  // by the layer's serial number
 };
 
 template <class Wait>
@@ -97,7 +99,7 @@ HotGraph* HotGraphs::get(const CachedLayer& layer, const ExpertChain& chain, con
     wait();
     graphs_.clear();
   }
-  Entry& entry = graphs_[{&layer, shape}];
+  Entry& entry = graphs_[{layer.serial, shape}];
   if (entry.graph && entry.generation == memory_.generation()) return entry.graph.get();
   wait();
   entry.graph = std::make_unique<HotGraph>(layer, chain, shape);

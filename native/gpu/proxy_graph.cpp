@@ -63,13 +63,22 @@ ggml_status ProxyGraph::compute() {
     begin = experts;
     if (status == GGML_STATUS_SUCCESS && experts < node_count)
       status = is_staged(experts) ? run_staged(experts, &begin) : run_on_pool(experts, &begin);
+    if (status == GGML_STATUS_ALLOC_FAILED) give_up_cache();
     if (status != GGML_STATUS_SUCCESS) {
-      proxy_.fail(std::string("the driver refused a computation (") + ggml_status_to_string(status) + ")");
+      if (status != GGML_STATUS_ALLOC_FAILED)
+        proxy_.fail(std::string("the driver refused a computation (") + ggml_status_to_string(status) + ")");
       return status;
     }
   }
   if (proxy_.cache() != nullptr) proxy_.cache()->plan_swaps();
   return GGML_STATUS_SUCCESS;
+}
+
+// This call fails, and the next has the cache's memory: the device is as sound as before.
+void ProxyGraph::give_up_cache() {
+  ggml_backend_synchronize(inner_);
+  memory_.hot.clear();
+  proxy_.close_cache();
 }
 
 bool ProxyGraph::is_experts(int index) const noexcept {
@@ -125,7 +134,6 @@ void ProxyGraph::wait() {
 // ---------------------------------------------------------------- few tokens: the pool, and hot experts
 
 ggml_status ProxyGraph::run_on_pool(int index, int* end) {
-  count(proxy_.totals().pool_chains);
   if (device_.fuse_chains.load(std::memory_order_relaxed)) {
     if (auto chain = match_chain(graph_, index, device_.kernels)) {
       ++device_.counters.fused_chains;
@@ -245,6 +253,7 @@ void ProxyGraph::run_pool_job(const ExpertChain& chain, const ggml_tensor& ids, 
   job.weights = &weights;
   job.output = &output;
   for (WeightProduct* product : {&job.gate, &job.up, &job.down}) product->bias = mirror(product->bias);
+  count(proxy_.totals().pool_chains);
   const Stopwatch stopwatch(proxy_.totals().pool_nanoseconds);
   device_.chain_job.prepare(job, *device_.pool);
   device_.run(device_.chain_job, device_.counters.expert_bytes);
@@ -291,11 +300,8 @@ ggml_status ProxyGraph::run_staged(int index, int* end) {
   ggml_tensor* node = ggml_graph_node(graph_, index);
   read_used_experts(node->src[2], node->src[0]->ne[2]);
   const auto begin_copy = [&](const ggml_tensor* weight) {
-    for (int32_t expert : memory_.used_experts) {
-      (void)expert;
-      count(proxy_.totals().staged_bytes, weight->nb[2]);
-    }
-    return staging.begin(weight, memory_.used_experts, [&] { ggml_backend_synchronize(inner_); });
+    count(proxy_.totals().staged_bytes, memory_.used_experts.size() * weight->nb[2]);
+    return staging.begin(weight, memory_.used_experts);
   };
   int area = staging.area_of(node->src[0]);
   if (area < 0) area = begin_copy(node->src[0]);
@@ -313,7 +319,10 @@ ggml_status ProxyGraph::run_staged(int index, int* end) {
   // Devices read a graph's nodes while it is handed to them, and not afterwards.
   const ggml_status status = submit(index, *end);
   node->src[0] = weight;
-  staging.read_by(area, inner_);
+  // The areas are written by another thread: what reads them is over before it hears of the next copy. That
+  // thread copies the next product's experts meanwhile, which takes far longer than multiplying.
+  wait();
+  staging.release(area);
   count(proxy_.totals().staged_products);
   return status;
 }

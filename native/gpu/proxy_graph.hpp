@@ -61,6 +61,7 @@ class ProxyGraph {
   int independent_end(int begin, const ggml_tensor* result) const noexcept;
   ggml_status submit(int begin, int end);
   void wait();
+  void give_up_cache();
 
   // Both give the node where the next stretch begins; what lies before it is submitted.
   ggml_status run_on_pool(int index, int* end);

@@ -40,7 +40,6 @@ bool StagedWeights::allocate(ggml_backend_dev_t device, size_t size) {
     if (ggml_backend_tensor_alloc(area.buffer.get(), area.bytes,
                                   ggml_backend_buffer_get_base(area.buffer.get())) != GGML_STATUS_SUCCESS)
       return false;
-    area.event.reset(ggml_backend_event_new(device));
   }
   return true;
 }
@@ -51,7 +50,7 @@ int StagedWeights::area_of(const ggml_tensor* weight) const noexcept {
   return -1;
 }
 
-int StagedWeights::start(const ggml_tensor* weight, const std::vector<int32_t>& experts) {
+int StagedWeights::begin(const ggml_tensor* weight, const std::vector<int32_t>& experts) {
   const int index = next_;
   next_ = 1 - next_;
   Area& area = areas_[index];
@@ -61,8 +60,6 @@ int StagedWeights::start(const ggml_tensor* weight, const std::vector<int32_t>& 
   area.staged.buffer = area.buffer.get();
   area.staged.data = area.bytes->data;
   area.staged.extra = nullptr;
-  area.upload.after = area.is_read ? area.event.get() : nullptr;
-  area.is_read = false;
   area.upload.copies.clear();
   const size_t size = weight->nb[2];
   const int64_t count = weight->ne[2];
@@ -84,12 +81,6 @@ int StagedWeights::start(const ggml_tensor* weight, const std::vector<int32_t>& 
 ggml_tensor* StagedWeights::finish(int area) {
   uploader_.wait(areas_[area].upload);
   return &areas_[area].staged;
-}
-
-void StagedWeights::read_by(int area, ggml_backend_t inner) {
-  areas_[area].is_read = true;
-  areas_[area].weight = nullptr;
-  if (areas_[area].event) ggml_backend_event_record(areas_[area].event.get(), inner);
 }
 
 void StagedWeights::forget() noexcept {

@@ -65,7 +65,6 @@ void Uploader::run() {
 void Uploader::copy(Upload& upload) noexcept {
   const auto start = std::chrono::steady_clock::now();
   try {
-    if (upload.after != nullptr) ggml_backend_event_synchronize(upload.after);
     for (const Copy& part : upload.copies) {
       ggml_backend_tensor_set(part.target, part.source, part.offset, part.size);
       bytes_.fetch_add(part.size, std::memory_order_relaxed);

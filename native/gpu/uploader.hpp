@@ -25,7 +25,6 @@ struct Copy {
 // Belongs to who hands it in, and must live until it is done.
 struct Upload {
   std::vector<Copy> copies;
-  ggml_backend_event_t after = nullptr;  // copied after this event has happened; may be null
   enum class State { kIdle, kQueued, kDone, kFailed };
   // Release by the thread that copies, acquire by who reads what it copied.
   std::atomic<State> state{State::kIdle};

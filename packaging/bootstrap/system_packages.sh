@@ -1,7 +1,8 @@
 #!/bin/sh
 # Makes sure of what pip cannot bring: a C++20 compiler, Python's headers and its venv module.
 # As root on Debian or Ubuntu it installs what is missing; anybody else gets one line that says what to install.
-# usage: system_packages.sh PYTHON
+# usage: system_packages.sh PYTHON [vulkan]
+# With "vulkan" also what compiling for and running on a software Vulkan device needs.
 set -eu
 python=$1
 
@@ -19,6 +20,12 @@ sys.exit(not (pathlib.Path(sysconfig.get_path("include")) / "Python.h").exists()
 fi
 command -v c++ >/dev/null 2>&1 || missing="$missing g++"
 command -v cc >/dev/null 2>&1 || missing="$missing gcc"
+if [ "${2:-}" = vulkan ]; then
+    [ -e /usr/include/vulkan/vulkan.hpp ] || missing="$missing libvulkan-dev"
+    command -v glslc >/dev/null 2>&1 || missing="$missing glslc"
+    [ -d /usr/share/cmake/SPIRV-Headers ] || [ -d /usr/lib/cmake/SPIRV-Headers ] || missing="$missing spirv-headers"
+    ls /usr/share/vulkan/icd.d/lvp_icd*.json >/dev/null 2>&1 || missing="$missing mesa-vulkan-drivers"
+fi
 [ -n "$missing" ] || exit 0
 
 if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null 2>&1; then

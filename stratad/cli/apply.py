@@ -28,6 +28,7 @@ from stratad.facts import (
     plan_request,
     refusal_error,
 )
+from stratad.gpu_modules import is_gpu_expected
 from stratad.model import read_model_facts
 from stratad.service_view import service_topology
 from stratad.slot_memory import with_fitting_memory
@@ -107,7 +108,10 @@ def decide_for_service(config: Path, policy: str | None, control: SystemdControl
     process_id = int(control.property_of(UNIT, "MainPID") or 0) if control is not None else 0
     topology = service_topology(SLICE, process_id or None)
     configuration, _ = with_fitting_memory(configuration, model, topology)
-    options = configured_options(configuration, model)
+    settings = configuration.gpu
+    options = configured_options(
+        configuration, model, has_gpu=is_gpu_expected(settings.mode, settings.backend_path, topology)
+    )
     if policy is not None:
         options = replace(options, policy=parse_policy(policy))
     try:

@@ -43,6 +43,11 @@ class Request:
     headers: Mapping[str, str] | None = None
 
 
+def address_of(endpoint: str) -> DaemonAddress:
+    """The address that a running daemon has left in its runtime directory."""
+    return DaemonAddress(endpoint, None, None)
+
+
 def daemon_options(command: Callable[..., int]) -> Callable[..., int]:
     """Add --url, --socket, --config and --api-key-file to a command; its function takes `address`."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -26,7 +26,7 @@ from planner import (
 from planner.quantity import format_bytes
 from stratad.cli.output import json_option, print_json, print_report
 from stratad.cli.parameters import byte_size, root_option
-from stratad.errors import ConfigurationError, one_line
+from stratad.errors import ConfigurationError, DaemonError, one_line
 from stratad.facts import (
     STATE_DIRECTORY,
     PlanOptions,
@@ -36,11 +36,13 @@ from stratad.facts import (
     refusal_error,
     total_context_tokens,
 )
+from stratad.gpu_modules import is_gpu_expected
 from stratad.model import ModelFacts, read_model_facts
 from stratad.slot_memory import with_fitting_memory
 
 if TYPE_CHECKING:
-    from planner import Calibration
+    from planner import Calibration, Running
+    from stratad.config import Configuration
 
 DEFAULT_CONFIGURATION = Path("/etc/stratad/stratad.toml")
 LIVE_ROOT = Path("/")
@@ -56,7 +58,7 @@ class Wishes:
     policy: str | None
     objective: str | None
     workers: int | None
-    cpu_share: float
+    cpu_share: float | None
     config: Path | None
     bench: Path | None = None
     tune: Path | None = None
@@ -83,8 +85,8 @@ class Wishes:
 @click.option(
     "--cpu-share",
     type=click.FloatRange(0, 1),
-    default=1.0,
-    help="Share of expert bytes the CPU computes; 0 when all experts are in VRAM.",
+    help="Share of expert bytes the CPU computes; 0 when all experts are in VRAM. Default: what the daemon that runs "
+    "here has measured, else 1.",
 )
 @click.option(
     "--config",
@@ -130,7 +132,7 @@ def plan(
     policy: str | None,
     objective: str | None,
     workers: int | None,
-    cpu_share: float,
+    cpu_share: float | None,
     config: Path | None,
     gpu_nodes: tuple[int, ...],
     gpu_expert_layers: int,
@@ -204,7 +206,7 @@ def _facts_and_options(wishes: Wishes, topology: Topology) -> tuple[ModelFacts |
         policy=parse_policy(wishes.policy or "auto"),
         objective=Objective(wishes.objective or Objective.DECODE),
         worker_count=wishes.workers,
-        cpu_share=wishes.cpu_share,
+        cpu_share=1.0 if wishes.cpu_share is None else wishes.cpu_share,
         arena_bytes=wishes.arena_bytes,
         extra_host_bytes=wishes.other_bytes or 0,
         gpu_node_ids=wishes.gpu_nodes or None,
@@ -220,7 +222,17 @@ def _facts_and_options(wishes: Wishes, topology: Topology) -> tuple[ModelFacts |
             because="neither a model nor an arena size was given",
             remedy="give --model FILE.gguf, --arena-bytes SIZE or --config FILE",
         )
-    return (None if wishes.model is None else read_model_facts(wishes.model)), options
+    model = None if wishes.model is None else read_model_facts(wishes.model)
+    return model, replace(options, has_gpu=_has_gpu(wishes, topology, "auto", None))
+
+
+def _has_gpu(
+    wishes: Wishes, topology: Topology, mode: Literal["auto", "off", "on"], backend_path: Path | None
+) -> bool | None:
+    """Whether a GPU takes part: on this machine one with a module to use it; elsewhere every one that is seen."""
+    if wishes.gpu_nodes or wishes.root != LIVE_ROOT:
+        return None
+    return is_gpu_expected(mode, backend_path, topology)
 
 
 def _configured(
@@ -241,9 +253,31 @@ def _configured(
         worker_count=wishes.workers if wishes.workers is not None else placement.workers,
         context_tokens=total_context_tokens(configuration, model),
         extra_host_bytes=options.extra_host_bytes + (configuration.model.prompt_cache_bytes or 0),
+        has_gpu=_has_gpu(wishes, topology, configuration.gpu.mode, configuration.gpu.backend_path),
         pool_spin_seconds=placement.spin_microseconds * 1e-6,
     )
-    return model, filled
+    running = _measured(wishes, configuration)
+    return model, filled if running is None else replace(filled, cpu_share=running.cpu_share, running=running)
+
+
+def _measured(wishes: Wishes, configuration: Configuration) -> Running | None:
+    """What the daemon that runs here with this model has measured; None when none does, or has enough to say."""
+    if wishes.root != LIVE_ROOT or wishes.model is not None or wishes.cpu_share is not None:
+        return None
+    from stratad.config import read_environment
+    from stratad.runtime_directory import find_running
+
+    try:
+        endpoint = find_running(configuration.server.runtime_directory, read_environment()).endpoint
+        # HTTP only where somebody answers.
+        from stratad.cli.daemon_access import address_of, get_json
+        from stratad.running_share import running_share
+
+        status = get_json(address_of(endpoint), "/status")
+    except DaemonError:
+        return None
+    served = configuration.model.name or configuration.model.path.stem
+    return running_share(status) if status.get("model") == served else None
 
 
 def _text(topology: Topology, facts: ModelFacts | None, request: PlanRequest, decided: Plan) -> str:

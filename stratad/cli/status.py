@@ -35,6 +35,7 @@ def status_lines(document: dict[str, Any]) -> list[str]:
         lines.append(f"plan      {plan['policy']}  (fingerprint {plan['fingerprint']})")
     if document["decode"] is not None:
         lines.extend(_decode_lines(document["decode"]))
+    lines.extend(_expert_lines(document.get("experts")))
     if document["placement"] is not None:
         lines.extend(placement_lines(document["placement"]))
         lines.append(f"checked   {document['placement']['age_seconds']:.0f} s ago")
@@ -43,6 +44,16 @@ def status_lines(document: dict[str, Any]) -> list[str]:
         if reason["remedy"]:
             lines.append(f"          remedy: {reason['remedy']}")
     return lines
+
+
+def _expert_lines(experts: dict[str, Any] | None) -> list[str]:
+    """What GPUs take off the CPUs; nothing without one."""
+    if not experts or experts["hit_ratio"] is None:
+        return []
+    return [
+        f"experts   {experts['hit_ratio']:.0%} of the router's choices were in VRAM, "
+        f"{experts['cpu_share'] or 0:.0%} of their bytes were the CPUs'"
+    ]
 
 
 def _loading(document: dict[str, Any]) -> str:

@@ -32,7 +32,7 @@ from stratad.machine_load import look_at_load, require_quiet
 from stratad.model import ModelFacts, read_model_facts
 from stratad.recorded import circumstances_of, require_writable, write_document
 from stratad.runtime_directory import find_running
-from stratad.slot_memory import with_fitting_slots
+from stratad.slot_memory import with_fitting_memory
 from stratad.systemd_control import Systemctl, system_objections
 from stratad.tune.arms import (
     SPELLING_HELP,
@@ -161,7 +161,7 @@ def tune(
     questions = read_questions(prompt_file, tokens)
     configuration = _configuration(config, model)
     facts = read_model_facts(configuration.model.path)
-    configuration, _ = with_fitting_slots(configuration, facts, machine_facts())
+    configuration, _ = with_fitting_memory(configuration, facts, machine_facts())
     contest = _contest(
         Setting(configuration, facts, questions, PageCache(page_cache)), arms, _request(configuration, facts)
     )

@@ -7,6 +7,9 @@ from stratad.config.reading import load_configuration, parse_configuration
 from stratad.config.sections import (
     ArenaSection,
     Configuration,
+    DeviceFailure,
+    GpuMode,
+    GpuSection,
     KernelChoice,
     MetricsSection,
     ModelSection,
@@ -22,7 +25,10 @@ from stratad.config.sections import (
 __all__ = [
     "ArenaSection",
     "Configuration",
+    "DeviceFailure",
     "Environment",
+    "GpuMode",
+    "GpuSection",
     "KernelChoice",
     "MetricsSection",
     "ModelSection",

@@ -19,6 +19,8 @@ PolicyChoice = Literal["auto", "off", "single-socket", "split", "interleave"]
 Objective = Literal["decode", "prompt", "balanced"]
 KernelChoice = Literal["auto", "avx512", "avx2", "ggml"]
 Scope = Literal["auto", "experts", "weights"]
+GpuMode = Literal["auto", "off", "on"]
+DeviceFailure = Literal["exit", "cpu"]
 PlacementFallback = Literal["fail", "interleave", "single-socket", "degraded"]
 
 
@@ -147,6 +149,64 @@ class ArenaSection:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuSection:
+    """`[gpu]`: what is computed on GPUs, and how their memory is used."""
+
+    __pydantic_config__ = _STRICT
+
+    mode: Annotated[
+        GpuMode,
+        Field(
+            description="auto: everything but the experts on the GPUs that a backend offers; off: CPU alone; "
+            "on: refuse to start without a GPU."
+        ),
+    ] = "auto"
+    backend_path: Annotated[
+        Path | None,
+        Field(
+            description="ggml backend module, or a folder of them; a relative path counts from this file's "
+            "folder. Default: those that were built with stratad."
+        ),
+    ] = None
+    pin_memory: Annotated[
+        bool,
+        Field(description="Register the arena with the GPU's runtime, which then reads weights in place."),
+    ] = True
+    devices: Annotated[
+        tuple[str, ...],
+        Field(description="Names of the GPUs to use, as ggml gives them. Default: all."),
+    ] = ()
+    layers: Annotated[
+        int | None,
+        Field(ge=0, le=10_000, description="Layers on the GPUs, the last ones first. Default: all."),
+    ] = None
+    vram_reserve_bytes: Annotated[
+        int, Field(ge=0, description="Memory of each GPU that the expert cache leaves free.")
+    ] = 1024**3
+    cache: Annotated[
+        int | Literal["auto", "off"],
+        Field(
+            description='Bytes of each GPU for hot experts; "auto": all that is free beside the reserve; "off".'
+        ),
+    ] = "auto"
+    freeze_cache: Annotated[
+        bool, Field(description="Fill the cache at the start and never change it, for benchmarks.")
+    ] = False
+    prefill_threshold: Annotated[
+        int | Literal["auto"],
+        Field(
+            description='Calls of more tokens have their experts computed on the GPU; "auto": measured at start.'
+        ),
+    ] = "auto"
+    on_failure: Annotated[
+        DeviceFailure,
+        Field(
+            description="When a GPU fails: exit for the supervisor to restart, or serve on with the cpu alone."
+        ),
+    ] = "exit"
+
+
+@dataclass(frozen=True, slots=True)
 class ServerSection:
     """`[server]`: where it listens and how much it accepts."""
 
@@ -235,6 +295,7 @@ class Configuration:
     model: ModelSection
     placement: PlacementSection = field(default_factory=PlacementSection)
     arena: ArenaSection = field(default_factory=ArenaSection)
+    gpu: GpuSection = field(default_factory=GpuSection)
     server: ServerSection = field(default_factory=ServerSection)
     systemd: SystemdSection = field(default_factory=SystemdSection)
     metrics: MetricsSection = field(default_factory=MetricsSection)

@@ -28,7 +28,7 @@ from pathlib import Path
 
 from stratad import _native as native
 from stratad.apply import open_runner
-from stratad.chat_template import open_chat_template
+from stratad.chat import open_chat
 from stratad.config import Configuration, ModelSection, PlacementSection
 from stratad.engine import Engine
 from stratad.engine_status import EngineSettings
@@ -36,6 +36,7 @@ from stratad.facts import machine_facts
 from stratad.generation import Event, GenerationRequest, TextPiece
 from stratad.metrics import Metrics
 from stratad.model import read_model_facts
+from stratad.native_chat import NativeChatKnowledge
 from stratad.native_runner import NativeRunner
 from stratad.runner import SamplingParameters
 from stratad.server import HttpServer, ServerSettings, create_app, open_listener
@@ -193,8 +194,8 @@ def _serving(path: Path, setting: Setting) -> Iterator[tuple[Engine, int, Native
     engine = Engine(runner, EngineSettings(setting.streams, 600.0, None), metrics)
     engine.start()
     service = Service(NAME, "bench", ServiceLimits(0.0, 64, 60.0))
-    template, _ = open_chat_template(None, bos_text="", eos_text="")
-    service.serving(ServingParts(engine, runner, template))
+    chat, _ = open_chat(None, bos_text="", eos_text="", knowledge=NativeChatKnowledge())
+    service.serving(ServingParts(engine, runner, chat))
     listener = open_listener("127.0.0.1", 0, None)
     server = HttpServer(create_app(service, metrics, ServerSettings(1 << 20, True)), listener)
     server.start()

@@ -54,7 +54,7 @@ def cached_model(shape: BenchShape) -> Path:
     if not path.exists():
         print(f"writing the synthetic model {path.name} (once)", flush=True)
         partial = path.with_suffix(".partial")
-        _write(partial, shape)
+        write_model(partial, shape)
         partial.rename(path)
     return path
 
@@ -104,7 +104,8 @@ class _Writer:
         self.gguf.add_tensor(name, tiled, raw_dtype=kind)
 
 
-def _write(path: Path, shape: BenchShape) -> None:
+def write_model(path: Path, shape: BenchShape) -> None:
+    """Writes the model."""
     writer = _Writer(path, shape)
     _header(writer)
     seeds = {

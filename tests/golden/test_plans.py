@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from planner import (
+    ArenaSpec,
     CpuModel,
+    GpuInUse,
     Objective,
     PlanRefused,
     Policy,
@@ -26,6 +28,9 @@ FOLDER = Path(__file__).parent / "plans"
 SEED_3413 = MachineShape(
     even_nodes(2, 12, threads_per_core=2, total_gib=32, free_gib=31), (GpuShape("0000:3b:00.0", 0),)
 )
+# AMD's cards are VGA controllers, Intel's data-centre cards other display controllers.
+AMD_GPU = GpuShape("0000:c3:00.0", 1, "0x030000", "0x1002", "0x744c")
+INTEL_GPU = GpuShape("0000:29:00.0", 0, "0x038000", "0x8086", "0x56c0")
 HOLES = MachineShape(
     tuple(
         NodeShape(n, n // 4, tuple((cpu,) for cpu in range(n * 8, n * 8 + 8)), 16 * GIB if n in (1, 5) else 0)
@@ -84,6 +89,25 @@ CASES: dict[str, tuple[MachineShape, float, dict[str, object]]] = {
         ),
         143,
         {"other_host_bytes": 16 * GIB, "staging_placeable": False},
+    ),
+    "2s2n-16c-2gpu-both-nodes": (
+        MachineShape(even_nodes(2, 16), (GpuShape("0000:81:00.0", 1), GpuShape("0000:21:00.0", 0))),
+        80,
+        {"layer_count": 49},
+    ),
+    "2s2n-16c-2gpu-amd-intel": (
+        MachineShape(even_nodes(2, 16), (AMD_GPU, INTEL_GPU)),
+        44,
+        {
+            "layer_count": 48,
+            "gpus": (GpuInUse(INTEL_GPU.address, 16 * GIB), GpuInUse(AMD_GPU.address, 48 * GIB)),
+            "requested_policy": Policy.SINGLE_SOCKET,
+        },
+    ),
+    "2s2n-16c-gpu-idle": (
+        MachineShape(even_nodes(2, 16), (GpuShape("0000:81:00.0", 1),)),
+        44,
+        {"layer_count": 48, "has_gpu": False, "weights": ArenaSpec(46 * GIB, 4 * GIB)},
     ),
     "2s8n-memory-holes": (HOLES, 20, {}),
     "2s2n-12c-dense-model": (MachineShape(even_nodes(2, 12)), 0, {"other_host_bytes": 8 * GIB}),

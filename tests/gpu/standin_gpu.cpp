@@ -13,9 +13,13 @@
 // Faults and sizes are set through standin_set(name, value), or by the environment variable STANDIN_<NAME>:
 //   memory_bytes   of each device (1 GiB)
 //   fail_graph     the how manieth graph from now on fails; 0 none
-//   fail_how       1: graph_compute says so; 2: waiting for it throws, as a lost device does
-//   has_events     0: the devices have no events
-// and standin_get(name) tells: graphs, nodes, bare_graphs (handed over without use counts), allocated_bytes.
+//   fail_how       1: graph_compute says so; 2: waiting for it throws, as a lost device does; 3:
+//   graph_compute says
+//                  that there is no memory
+//   refuse_above   buffers of more bytes are refused, whatever is free; 0 none
+//   register_most  host memory of so many bytes can be registered; 0: not at all, as with Vulkan
+// and standin_get(name) tells: graphs, nodes, bare_graphs (handed over without use counts), allocated_bytes,
+// registered_bytes.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -50,8 +54,10 @@ struct Settings {
   Settings() {
     for (const auto& [name, value] : std::map<std::string, long>{{"memory_bytes", 1L << 30},
                                                                  {"fail_graph", 0},
+                                                                 {"refuse_above", 0},
                                                                  {"fail_how", 1},
-                                                                 {"has_events", 1},
+                                                                 {"register_most", 0},
+                                                                 {"registered_bytes", 0},
                                                                  {"graphs", 0},
                                                                  {"nodes", 0},
                                                                  {"bare_graphs", 0},
@@ -93,6 +99,8 @@ char* hidden_address(const void* pointer) {
 }
 
 Memory* allocate(int device, size_t size) {
+  const long refused = setting("refuse_above");
+  if (refused > 0 && static_cast<long>(size) > refused) return nullptr;
   if (allocated[device] + static_cast<long>(size) > setting("memory_bytes")) return nullptr;
   const size_t bytes = (size + 4096) / 4096 * 4096;
   auto* memory = new Memory{.size = bytes, .device = device};
@@ -141,8 +149,9 @@ void buffer_clear(ggml_backend_buffer_t buffer, uint8_t value) {
   std::memset(memory_of(buffer)->hidden, value, buffer->size);
 }
 
-const char* type_name(ggml_backend_buffer_type_t) {
-  return "STANDIN";
+// llama.cpp tells buffer types apart by their names.
+const char* type_name(ggml_backend_buffer_type_t type) {
+  return type->context == nullptr ? "STANDIN0" : "STANDIN1";
 }
 size_t type_alignment(ggml_backend_buffer_type_t) {
   return kAlignment;
@@ -270,6 +279,7 @@ class Stream {
     ++setting("graphs");
     const bool fails = setting("fail_graph") > 0 && --setting("fail_graph") == 0;
     if (fails && setting("fail_how") == 1) return GGML_STATUS_FAILED;
+    if (fails && setting("fail_how") == 3) return GGML_STATUS_ALLOC_FAILED;
     auto recorded = std::make_shared<Recorded>(graph);
     add([this, recorded, fails] {
       if (fails) throw std::runtime_error("standin: the device was lost");
@@ -312,33 +322,6 @@ ggml_status backend_compute(ggml_backend_t backend, ggml_cgraph* graph) {
   return stream(backend).compute(graph);
 }
 
-// An event has happened when the stream it was recorded in was drained.
-struct Event {
-  std::mutex mutex;
-  Stream* recorded = nullptr;
-};
-void event_record(ggml_backend_t backend, ggml_backend_event_t event) {
-  auto* state = static_cast<Event*>(event->context);
-  const std::lock_guard guard(state->mutex);
-  state->recorded = &stream(backend);
-}
-void event_synchronize(ggml_backend_dev_t, ggml_backend_event_t event) {
-  auto* state = static_cast<Event*>(event->context);
-  const std::lock_guard guard(state->mutex);
-  if (state->recorded != nullptr) state->recorded->drain();
-}
-void event_wait(ggml_backend_t, ggml_backend_event_t event) {
-  event_synchronize(nullptr, event);
-}
-ggml_backend_event_t event_new(ggml_backend_dev_t device) {
-  if (setting("has_events") == 0) return nullptr;
-  return new ggml_backend_event{device, new Event};
-}
-void event_free(ggml_backend_dev_t, ggml_backend_event_t event) {
-  delete static_cast<Event*>(event->context);
-  delete event;
-}
-
 ggml_guid_t backend_guid() {
   static ggml_guid guid = {0x73, 0x74, 0x61, 0x6e, 0x64, 0x69, 0x6e, 1};
   return &guid;
@@ -371,7 +354,6 @@ void device_properties(ggml_backend_dev_t device, ggml_backend_dev_props* proper
   properties->type = device_type(device);
   device_memory(device, &properties->memory_free, &properties->memory_total);
   properties->caps.async = true;
-  properties->caps.events = setting("has_events") != 0;
 }
 ggml_backend_t device_init(ggml_backend_dev_t device, const char*) {
   auto* backend = new ggml_backend{};
@@ -382,8 +364,6 @@ ggml_backend_t device_init(ggml_backend_dev_t device, const char*) {
   backend->iface.get_tensor_async = backend_get;
   backend->iface.synchronize = backend_synchronize;
   backend->iface.graph_compute = backend_compute;
-  backend->iface.event_record = event_record;
-  backend->iface.event_wait = event_wait;
   backend->device = device;
   backend->context = new Stream;
   return backend;
@@ -411,7 +391,40 @@ size_t registry_count(ggml_backend_reg_t) {
 ggml_backend_dev_t registry_device(ggml_backend_reg_t, size_t index) {
   return device_at(static_cast<int>(index));
 }
-void* registry_address(ggml_backend_reg_t, const char*) {
+std::map<void*, size_t>& registered() {
+  static std::map<void*, size_t> ranges;
+  return ranges;
+}
+
+std::mutex& registered_mutex() {
+  static std::mutex mutex;
+  return mutex;
+}
+
+bool register_host(void* begin, size_t size) {
+  if (std::getenv("GGML_CUDA_REGISTER_HOST") == nullptr) return false;  // as CUDA's backend
+  const std::lock_guard guard(registered_mutex());
+  if (setting("registered_bytes") + static_cast<long>(size) > setting("register_most")) return false;
+  registered()[begin] = size;
+  setting("registered_bytes") += static_cast<long>(size);
+  return true;
+}
+
+void unregister_host(void* begin) {
+  const std::lock_guard guard(registered_mutex());
+  const auto found = registered().find(begin);
+  if (found == registered().end()) std::abort();
+  static_cast<void>(*static_cast<volatile char*>(begin));  // the page must still be there
+  setting("registered_bytes") -= static_cast<long>(found->second);
+  registered().erase(found);
+}
+
+void* registry_address(ggml_backend_reg_t, const char* name) {
+  if (setting("register_most") == 0) return nullptr;
+  if (std::strcmp(name, "ggml_backend_register_host_buffer") == 0)
+    return reinterpret_cast<void*>(register_host);
+  if (std::strcmp(name, "ggml_backend_unregister_host_buffer") == 0)
+    return reinterpret_cast<void*>(unregister_host);
   return nullptr;
 }
 ggml_backend_reg_t registry() {
@@ -435,9 +448,6 @@ ggml_backend_dev_t device_at(int index) {
       made.iface.get_buffer_type = device_buffer_type;
       made.iface.supports_op = device_supports_operation;
       made.iface.supports_buft = device_supports_buffer;
-      made.iface.event_new = event_new;
-      made.iface.event_free = event_free;
-      made.iface.event_synchronize = event_synchronize;
       made.reg = registry();
       made.context = reinterpret_cast<void*>(static_cast<intptr_t>(each));
     }

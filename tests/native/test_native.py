@@ -57,6 +57,13 @@ def test_a_graph_in_own_mode(build: Path) -> None:
 
 
 @pytest.mark.parametrize(("family", "expert_type"), [("qwen3moe", "Q4_K"), ("gpt-oss", "MXFP4")])
+def test_computing_on_a_gpu(build: Path, family: str, expert_type: str, tmp_path: Path) -> None:
+    path = gguf_models.write_model(tmp_path / "model.gguf", family, expert_type)
+    module = build / "tests" / "gpu" / "libstandin_gpu.so"
+    assert run(build, "gpu_test", str(path), str(module)) == "gpu: 0 failures\n"
+
+
+@pytest.mark.parametrize(("family", "expert_type"), [("qwen3moe", "Q4_K"), ("gpt-oss", "MXFP4")])
 def test_loading_and_decoding(build: Path, family: str, expert_type: str, tmp_path: Path) -> None:
     path = gguf_models.write_model(tmp_path / "model.gguf", family, expert_type)
     assert run(build, "backend_test", str(path)) == "backend: 0 failures\n"

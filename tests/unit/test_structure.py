@@ -77,9 +77,16 @@ def test_the_doctors_checks_read_nothing() -> None:
             )
 
 
-def test_only_three_files_import_the_native_module() -> None:
+def test_only_few_files_import_the_native_module() -> None:
     users = {name_of(path) for path in PYTHON_FILES if "stratad._native" in imported_modules(path)}
-    assert users == {"stratad/apply.py", "stratad/bench/native_probe.py", "stratad/native_runner.py"}
+    assert users == {
+        "stratad/apply.py",
+        "stratad/bench/native_probe.py",
+        "stratad/gpu_offload.py",
+        "stratad/gpu_runtime.py",
+        "stratad/native_chat.py",
+        "stratad/native_runner.py",
+    }
 
 
 def test_the_environment_is_read_in_the_configuration_only() -> None:
@@ -103,6 +110,18 @@ LAYERS = {
     "stratad/runner.py": set(),
     "stratad/verify.py": {"stratad.runner", "planner"},
     "stratad/schedule.py": set(),
+    "stratad/answer_format.py": {"stratad.runner"},
+    "stratad/answer_reader.py": {"stratad.answer_format", "stratad.journal"},
+    "stratad/chat_template.py": set(),
+    "stratad/chat_messages.py": {"stratad.answer_format", "stratad.chat_template"},
+    "stratad/plain_tools.py": {"stratad.answer_format", "stratad.chat_messages", "stratad.runner"},
+    "stratad/json_schema.py": set(),
+    "stratad/chat.py": {
+        "stratad.answer_format",
+        "stratad.chat_messages",
+        "stratad.chat_template",
+        "stratad.plain_tools",
+    },
     "stratad/slots.py": {"stratad.engine_status", "stratad.generation", "stratad.prompt", "stratad.runner"},
     "stratad/request_queue.py": {"stratad.engine_status", "stratad.generation", "stratad.waiting_line"},
     "stratad/waiting_line.py": {"stratad.generation"},
@@ -191,9 +210,9 @@ def test_no_native_file_reads_sysfs_or_the_environment() -> None:
         assert "/proc/" not in text, name_of(path)
 
 
-def test_threads_are_started_in_the_pool_only() -> None:
+def test_threads_are_started_in_the_pool_and_for_uploads_only() -> None:
     for path in NATIVE_FILES:
-        if path.parent.name != "pool":
+        if path.parent.name != "pool" and path.stem != "uploader":
             assert not re.search(r"std::(jthread|thread|async)\b", path.read_text(encoding="utf-8")), name_of(
                 path
             )

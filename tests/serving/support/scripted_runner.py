@@ -166,8 +166,12 @@ class ScriptedRunner:
         """Tokens of every call."""
         return [sum(count for _, count in call) for call in self.calls]
 
+    @property
+    def device_failure(self) -> str | None:
+        return None
+
     def open_sampler(self, sampling: SamplingParameters) -> ScriptedSampler:
-        if sampling.grammar == "broken":
+        if sampling.grammar is not None and sampling.grammar.text == "broken":
             raise ValueError("the grammar does not parse")
         self.samplings.append(sampling)
         return ScriptedSampler(sampling)

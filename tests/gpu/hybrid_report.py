@@ -1,0 +1,104 @@
+"""Runs a toy model on the CPUs and hybrid on a device, every path once, and prints one line of JSON about it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stratad import _native as native
+from stratad.config import GpuSection
+from stratad.facts import machine_facts
+from stratad.gpu_runtime import open_gpus, pin_arenas
+from tests.support import gguf_models
+from tests.support.native import load_plain, make_pool
+
+PROMPT = tuple((17 * index + 5) % 320 for index in range(24))
+DECODED = tuple((31 * index + 7) % 320 for index in range(12))
+# A choice is clear when its logit leads by this share of the largest.
+CLEAR_LEAD = 0.06
+SLICES = 2
+
+
+def logits_of(model: native.Model, open_memory: Any = None) -> np.ndarray:
+    """Logits of every position, (position, vocabulary); `open_memory` is called once the context is there."""
+    context = native.Context(model, context_tokens=256, batch_tokens=64)
+    if open_memory is not None:
+        open_memory()
+    batch = native.Batch()
+    for position, token in enumerate(PROMPT):
+        batch.add(token, position, 0, True)
+    context.decode(batch)
+    rows = [context.logits(index) for index in range(len(PROMPT))]
+    for offset, token in enumerate(DECODED):
+        batch.clear()
+        batch.add(token, len(PROMPT) + offset, 0, True)
+        context.decode(batch)
+        rows.append(context.logits(-1))
+    return np.stack(rows)
+
+
+def compared(logits: np.ndarray, reference: np.ndarray) -> dict[str, Any]:
+    """How far apart two runs are, and whether they choose alike where the choice is clear."""
+    scale = float(np.abs(reference).max())
+    ordered = np.sort(reference, axis=1)
+    is_clear = ordered[:, -1] - ordered[:, -2] > CLEAR_LEAD * scale
+    differs = logits.argmax(axis=1) != reference.argmax(axis=1)
+    by_position = np.abs(logits - reference).max(axis=1) / scale
+    return {
+        "median_difference": float(np.median(by_position)),
+        "differences": [float(difference) for difference in by_position],
+        "clear_choices": int(is_clear.sum()),
+        "clear_choices_that_differ": int((is_clear & differs).sum()),
+    }
+
+
+def paths_of(path: Path, device: str, reference: np.ndarray) -> tuple[dict[str, Any], native.Model]:
+    """Each way through the proxy device: cold experts on the pool, hot ones in VRAM, a batch on the device."""
+    gpu = native.GpuOffload([device])
+    model = native.Model.load([str(path)], make_pool(2, SLICES), gpu=gpu)
+    found: dict[str, Any] = {}
+    for name, pool_tokens, cache_bytes in (("pool", 64, 0), ("cache", 64, None), ("staged", 8, 0)):
+        gpu.set_pool_tokens(pool_tokens)
+        before = gpu.counters()[0][1]
+        logits = logits_of(model, lambda size=cache_bytes: gpu.open_memory(reserve_bytes=0, cache_bytes=size))
+        after = gpu.counters()[0][1]
+        found[name] = {
+            **compared(logits, reference),
+            "pool_chains": after.pool_chains - before.pool_chains,
+            "staged_products": after.staged_products - before.staged_products,
+            "hits": after.cache.hits,
+        }
+    return found, model
+
+
+def main() -> None:
+    """Prints the report."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--module", type=Path, required=True)
+    findings = open_gpus(GpuSection(mode="on", backend_path=parser.parse_args().module), machine_facts())
+    gpu = findings.gpus[0]
+    with tempfile.TemporaryDirectory() as folder:
+        path = gguf_models.write_model(Path(folder) / "model.gguf", "qwen3moe", "Q4_K")
+        reference = logits_of(load_plain(path))
+        paths, model = paths_of(path, gpu.name, reference)
+        arena = model.arenas[0]
+        report = {
+            "backend": gpu.backend,
+            "device": gpu.name,
+            "description": gpu.description,
+            "pci_address": gpu.pci_address,
+            "location": next(reason.message for reason in findings.reasons if reason.code == "gpu-used"),
+            "paths": paths,
+            "pinning": [reason.code for reason in pin_arenas(model.arenas, [gpu.backend]).reasons],
+            "copy_rates": [native.measure_copy_rate(arena, index, gpu.name) for index in range(SLICES)],
+        }
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()
