@@ -290,11 +290,11 @@ REASON_CODES: Mapping[str, ReasonCode] = {
         "the unit gave the process another memory policy than the plan says",
         "Look for another NUMAPolicy= in `systemctl cat stratad`; the daemon has set the right one.",
     ),
+    "prompt-at-gpu": ReasonCode("prompts run on the GPU, which reads an arena at its own node fastest"),
     "prompt-cache-reduced": ReasonCode(
         "memory has no room for the configured prompt cache beside weights and slots, so it is smaller",
         "Free memory, or lower model.prompt_cache_bytes.",
     ),
-    "prompt-at-gpu": ReasonCode("prompts run on the GPU, which reads an arena at its own node fastest"),
     "saved-prompts-ignored": ReasonCode(
         "prompts saved at the last stop belong to another model, build or setting, or are damaged",
         "Nothing: prompts are computed anew, and the file is written anew when the daemon stops.",

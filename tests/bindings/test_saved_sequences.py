@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -40,10 +40,12 @@ def model(family: str, tmp_path_factory: pytest.TempPathFactory) -> native.Model
 
 
 @pytest.fixture(params=native.supported_kernels())
-def kernels(request: pytest.FixtureRequest) -> str:
+def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
     name: str = request.param
     native.set_device_options(kernels=name)
-    return name
+    yield name
+    # The default; tests that share the process count on it.
+    native.set_device_options()
 
 
 def _tokens(count: int, vocabulary: int = 300) -> list[int]:
