@@ -10,9 +10,6 @@ import os
 import signal
 import sys
 
-# The parent holds these back while it makes a child, which inherits that.
-HELD_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
 _PR_SET_PDEATHSIG = 1
 
 
@@ -22,7 +19,6 @@ def main() -> None:
     library = ctypes.CDLL(None, use_errno=True)
     if library.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGTERM)) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_SIGNALS)
     if os.getppid() != parent_id:
         # It ended before it could be watched.
         sys.exit(1)

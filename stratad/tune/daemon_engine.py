@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -31,7 +32,6 @@ from stratad.errors import DaemonError, one_line
 from stratad.model import ModelFacts
 from stratad.runtime_directory import read_running
 from stratad.tune.arms import PlannedArm
-from stratad.tune.child import HELD_SIGNALS
 from stratad.tune.client import ask
 from stratad.tune.prompts import WARM_UP, Questions
 from stratad.tune.trial import ArmFailed, Trial
@@ -44,6 +44,7 @@ _LOOK_SECONDS = 0.2
 _WARM_UP_TOKENS = 16
 _LOG_LINES = 6
 _READ_BYTES = 1 << 24
+_DEFERRED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class PageCache(StrEnum):
@@ -159,38 +160,59 @@ def _daemon(folder: Path, arm: PlannedArm, configuration: Configuration) -> Iter
         (folder / "log").open("wb") as log,
     ):
         notifications.bind(str(notify_path))
-        # A signal that came while the child is made would lose it: it waits until somebody looks after it.
-        former = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_SIGNALS)
         process = None
         try:
-            # A session of its own: Ctrl-C reaches the judge, who then ends the child in order.
-            process = subprocess.Popen(
-                command,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=log,
-                start_new_session=True,
-            )
-            signal.pthread_sigmask(signal.SIG_SETMASK, former)
+            with signals_deferred():
+                # A session of its own: Ctrl-C reaches the judge, who then ends the child in order.
+                process = subprocess.Popen(
+                    command,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=log,
+                    start_new_session=True,
+                )
             yield _Child(process, notifications, folder)
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, former)
             if process is not None:
                 _end(process)
 
 
+@contextlib.contextmanager
+def signals_deferred() -> Iterator[None]:
+    """Keeps what would interrupt this thread until the end, and interrupts it then.
+
+    An interruption while a child is made would lose it. A signal mask is not enough: the kernel then hands the
+    signal to another thread (numpy starts some), and Python still runs the handler on this one.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        # Handlers run on the main thread only.
+        yield
+        return
+    came: list[int] = []
+    former = {
+        number: signal.signal(number, lambda caught, frame: came.append(caught)) for number in _DEFERRED
+    }
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+    if came:
+        raise KeyboardInterrupt
+
+
 def _end(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(_STOP_LIMIT_SECONDS)
-        except BaseException as error:
-            # Whatever interrupts the waiting, the child goes first.
-            process.kill()
-            process.wait()
-            if not isinstance(error, subprocess.TimeoutExpired):
-                raise
+    try:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        process.wait(_STOP_LIMIT_SECONDS)
+    except BaseException as error:
+        # Whatever interrupts the waiting, the child goes first.
+        process.kill()
+        process.wait()
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
 
 
 def _measured(endpoint: str, setting: Setting) -> Trial:

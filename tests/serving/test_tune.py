@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,7 +26,7 @@ from stratad.config import load_configuration
 from stratad.errors import DaemonError
 from stratad.model import read_model_facts
 from stratad.tune import ArmFailed
-from stratad.tune.daemon_engine import DaemonEngine, PageCache, Setting
+from stratad.tune.daemon_engine import DaemonEngine, PageCache, Setting, signals_deferred
 from stratad.tune.prompts import Questions
 from stratad.tune.service_pause import service_paused
 from tests.support.gguf_models import write_model
@@ -169,6 +170,20 @@ def test_killed_it_takes_its_child_along(configuration_path: Path, tmp_path: Pat
         process.kill()
         process.wait(LIMIT_SECONDS)
         wait_until(lambda: not is_alive(child))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_while_a_child_is_made_waits_for_the_child(number: signal.Signals) -> None:
+    """Another thread may take it, as numpy's do: the handler runs on this one all the same."""
+    made = []
+    before = signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt), signals_deferred():
+        thread = threading.Thread(target=os.kill, args=(os.getpid(), number))
+        thread.start()
+        thread.join()
+        made.append("child")
+    assert made == ["child"]
+    assert signal.getsignal(number) is before
 
 
 class RememberedService:

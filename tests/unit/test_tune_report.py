@@ -45,6 +45,9 @@ def test_the_planner_follows_what_the_judge_writes() -> None:
     outcome = outcome_of(40.0, 50.0, 30.0)
     text = json.dumps(tune_document(MOMENT, QUESTION, ARMS, outcome), allow_nan=False)
     tuning = tuning_from_json(text)
+    assert tuning.verdict is not None
+    # The leader against the default, not against the third.
+    assert (tuning.verdict.best, tuning.verdict.second) == (1, 0)
     plan = make_plan(TOPOLOGY, REQUEST, Calibration(None, tuning))
     assert plan.decides_as(ARMS[1].plan)
     assert plan.confidence is Confidence.PROVEN
