@@ -130,6 +130,17 @@ def test_a_failing_gpu_ends_the_daemon_for_its_supervisor(tmp_path: Path, how: s
     assert not (tmp_path / "state" / "expert-profile.json").exists()
 
 
+def test_a_backend_that_ends_the_process_leaves_a_clear_error(tmp_path: Path) -> None:
+    variables = {"STANDIN_FAIL_GRAPH": LATE_GRAPH, "STANDIN_FAIL_HOW": "4"}
+    with daemon(tmp_path / "run", f"cache = {MIB}\nprefill_threshold = 16\n", variables=variables) as hybrid:
+        hybrid.wait_for("READY=1")
+        with pytest.raises(httpx.RemoteProtocolError):
+            complete(hybrid, PROMPTS[0], max_tokens=1000)
+        assert hybrid.exit_status() == 1
+        assert "error: a GPU has failed" in hybrid.log
+        assert "an illegal memory access" in hybrid.log
+
+
 def test_a_failing_gpu_is_replaced_by_the_cpus_when_configured(tmp_path: Path) -> None:
     with daemon(tmp_path / "cpu", gpu=False) as cpu:
         cpu.wait_for("READY=1")
