@@ -1,11 +1,13 @@
-# setup demo test lint bench bench-ci bench-peers lab deb: each does its own set-up and may be run again at any time.
+# setup demo test lint bench bench-ci bench-peers bench-serving soak lab deb: each does its own set-up and may be run again at any time.
 #
 #   make demo                   plan, start the daemon on the embedded model, stream a completion, stop
 #   make test                   every test that this machine can run
 #   make test-upstream          llama.cpp's own operator tests, run on our device
+#   make soak SECONDS=300       64 clients of every kind against a live daemon: no leak, no hang, no wrong answer
 #   make lab                    the service under real systemd, on virtual machines with several NUMA nodes
 #   make bench                  every speed bar as a ratio, in one table; bench-ci: the quick ones, with three tries
 #   make bench-peers            against plain llama.cpp and kt-kernel
+#   make bench-serving          4 and 8 streams over a loop of llama.cpp's own, and what HTTP costs
 #   make deb                    the Debian package, in build/deb
 #   make setup NATIVE=OFF       ggml for the AVX2 baseline instead of this CPU (for packages)
 #   make setup GPU=cuda         ggml's GPU module as well: cuda, hip, vulkan or none; by default what the GPUs and
@@ -29,7 +31,7 @@ NATIVE_SOURCES := $(shell find native -type f) pyproject.toml packaging/bootstra
 PACKAGES := $(shell find stratad planner -name __init__.py)
 
 .DELETE_ON_ERROR:
-.PHONY: setup demo test test-upstream test-vulkan gpu-check lint bench bench-ci bench-peers lab lab-ci deb clean
+.PHONY: setup demo test test-upstream test-vulkan gpu-check soak lint bench bench-ci bench-peers bench-serving lab lab-ci deb clean
 
 GPU_STAMP := $(VENV)/.gpu-$(GPU)-$(subst ;,+,$(CUDA_ARCHITECTURES))
 
@@ -63,6 +65,7 @@ demo: setup
 	@$(BIN)/python -m stratad.demo
 
 test: setup
+	@$(BIN)/python packaging/bootstrap/fetch_prometheus.py
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
 # Upstream's own tests of every operation, against our device. `make test-upstream CASES=--all` takes hours.
@@ -83,10 +86,15 @@ MODULE ?=
 gpu-check: setup
 	@$(BIN)/python -m tests.gpu.check --device $(DEVICE) --cuda-architectures "$(CUDA_ARCHITECTURES)" $(if $(MODULE),--module $(MODULE))
 
+SECONDS ?= 300
+soak: setup
+	@$(BIN)/python -m tests.soak $(SECONDS)
+
 lint: setup
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/python -m tests.docs.links
 	@find native tests/native tests/bench -name '*.[ch]pp' | xargs $(BIN)/clang-format --dry-run --Werror
 
 bench: setup
@@ -97,6 +105,9 @@ bench-ci: setup
 
 bench-peers: setup
 	@$(BIN)/python -m tests.bench.peers
+
+bench-serving: setup
+	@$(BIN)/python -m tests.bench.serving
 
 # Virtual machines with two nodes and more under real systemd: docs/LAB.md. `make lab SCENARIOS=tests/lab/scenario_x.py`
 SCENARIOS ?= tests/lab

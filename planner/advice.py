@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from planner.candidates import Draft, can_place
 from planner.cpulist import format_id_list
-from planner.facts import Facts
+from planner.facts import Facts, NodeBudget
 from planner.gpu_layers import gpu_far_from_arena, gpu_layers_assigned
 from planner.measured_advice import MEASURED_RULES, Decided
 from planner.pages import huge_pages_stranded, huge_pages_too_few, page_larger_than_slice
@@ -17,6 +17,7 @@ from planner.quantity import count_of, format_bytes
 from planner.reason import Effect, Reason
 from planner.request import SMALL_PAGE_BYTES, Policy
 from planner.rules import ALLOW_PLACEMENT, needed_bytes, node_phrase, total_available_bytes
+from planner.topology import Topology
 
 Advice = Callable[[Facts, Draft], Reason | None]
 
@@ -183,20 +184,39 @@ def huge_pages_idle(facts: Facts, draft: Draft) -> Reason | None:
     if facts.request.page_bytes != SMALL_PAGE_BYTES:
         # They were asked for; planner.pages compares what is needed.
         return None
-    for node in facts.topology.nodes:
-        idle_bytes = sum(pool.page_bytes * (pool.free_count or 0) for pool in node.huge_pages)
-        if node.node_id in draft.node_ids and idle_bytes > IDLE_HUGE_PAGES_SHARE * (
-            node.memory_total_bytes or idle_bytes
-        ):
-            return Reason(
-                code="huge-pages-idle",
-                effect=Effect.WARNS,
-                message=f"node {node.node_id} keeps {format_bytes(idle_bytes)} of free huge pages "
-                "that the arena cannot use",
-                evidence={"node": node.node_id, "idle_bytes": idle_bytes},
-                remedy="write 0 to the node's nr_hugepages unless another program needs them",
-            )
+    idle = dict(idle_huge_pages(facts.topology))
+    node_id = min(set(idle) & set(draft.node_ids), default=None)
+    if node_id is not None:
+        return Reason(
+            code="huge-pages-idle",
+            effect=Effect.WARNS,
+            message=f"node {node_id} keeps {format_bytes(idle[node_id])} of free huge pages "
+            "that the arena cannot use",
+            evidence={"node": node_id, "idle_bytes": idle[node_id]},
+            remedy="write 0 to the node's nr_hugepages unless another program needs them",
+        )
     return None
+
+
+def idle_huge_pages(topology: Topology) -> tuple[tuple[int, int], ...]:
+    """Give (node id, free reserved bytes) of every node where the reserved pages nobody uses are worth a word."""
+    found = []
+    for node in topology.nodes:
+        idle_bytes = sum(pool.page_bytes * (pool.free_count or 0) for pool in node.huge_pages)
+        if idle_bytes > IDLE_HUGE_PAGES_SHARE * (node.memory_total_bytes or idle_bytes):
+            found.append((node.node_id, idle_bytes))
+    return tuple(found)
+
+
+def skewed_node(budgets: tuple[NodeBudget, ...]) -> tuple[int, int, int] | None:
+    """Give (node id, its available bytes, the most of any node) where one node is nearly full and another is not."""
+    sizes = {
+        budget.node_id: budget.available_bytes for budget in budgets if budget.available_bytes is not None
+    }
+    least, most = min(sizes.values(), default=0), max(sizes.values(), default=0)
+    if len(sizes) < 2 or least >= SKEWED_SHARE * most:
+        return None
+    return min(node for node, size in sizes.items() if size == least), least, most
 
 
 def gpu_node_unknown(facts: Facts, draft: Draft) -> Reason | None:
@@ -263,17 +283,10 @@ def free_memory_skewed(facts: Facts, draft: Draft) -> Reason | None:
 
     Source: pub-colibri-82-2s (766 MB free on node 0, node 1 idle: interleave won all pairings by 7 %).
     """
-    sizes = {
-        budget.node_id: budget.available_bytes
-        for budget in facts.budgets
-        if budget.available_bytes is not None
-    }
-    if len(sizes) < 2 or facts.request.arena.size_bytes == 0:
+    skewed = None if facts.request.arena.size_bytes == 0 else skewed_node(facts.budgets)
+    if skewed is None:
         return None
-    least, most = min(sizes.values()), max(sizes.values())
-    if least >= SKEWED_SHARE * most:
-        return None
-    node_id = min(node for node, size in sizes.items() if size == least)
+    node_id, least, most = skewed
     return Reason(
         code="free-memory-skewed",
         effect=Effect.WARNS,

@@ -19,6 +19,9 @@ Word = TypeVar("Word")
 SCHEMA_VERSION = 1
 # Seed 3708: the same pool gave medians of 58.7 and 49.2 in two fresh starts. Fewer starts prove nothing.
 LEAST_STARTS = 3
+# Fewer pairs cannot exclude chance: three that agree do so one time in four by luck, and Student's factor for
+# three (4.3) is what makes an interval of them honest.
+LEAST_BLOCKS = 3
 # The placement gate (DESIGN D8): a result from pages that lay elsewhere says nothing about a placed policy.
 LEAST_LOCAL_RATIO = 0.95
 
@@ -57,13 +60,18 @@ class LayerCosts:
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """What `stratactl bench` measured on the machine with this fingerprint; every part may be absent."""
+    """What `stratactl bench` measured on the machine with this fingerprint; every part may be absent.
+
+    `kernel_release` and `measured_at` (UTC, as ISO 8601 writes it) say when it holds; None where nobody noted it.
+    """
 
     machine_fingerprint: str
     bandwidth: tuple[BandwidthCell, ...] = ()
     core_rate: float | None = None
     layer_costs: LayerCosts = LayerCosts()
     worker_sweep: tuple[SweepPoint, ...] = ()
+    kernel_release: str | None = None
+    measured_at: str | None = None
 
     @property
     def is_complete(self) -> bool:
@@ -76,13 +84,17 @@ class Benchmark:
 
 @dataclass(frozen=True, slots=True)
 class TuneResult:
-    """One policy served end to end: a median of each fresh start, and the lowest local ratio verified."""
+    """One policy served end to end: a median of each fresh start, and the lowest local ratio verified.
+
+    `slice_count` tells a split by node from one by package; None is either.
+    """
 
     policy: Policy
     node_ids: tuple[int, ...]
     worker_count: int
     tokens_per_second: tuple[float, ...]
     local_ratio: float | None = None
+    slice_count: int | None = None
 
     @property
     def median_tokens_per_second(self) -> float:
@@ -98,13 +110,37 @@ class TuneResult:
 
 
 @dataclass(frozen=True, slots=True)
+class TuneVerdict:
+    """What pairs of starts say about the two best results, by their places in `Tuning.results`.
+
+    `ratio_low` to `ratio_high` is where the first one's speed over the second's lies, from `block_count` mirrored
+    blocks (docs/TUNE.md). Drift of the machine cancels inside a block; in the ranges of all starts it does not.
+    """
+
+    best: int
+    second: int
+    ratio_low: float
+    ratio_high: float
+    block_count: int
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether the best one is faster beyond doubt."""
+        return self.ratio_low > 1 and self.block_count >= LEAST_BLOCKS
+
+
+@dataclass(frozen=True, slots=True)
 class Tuning:
-    """What `stratactl tune` measured: one machine, one arena, one objective, several policies."""
+    """What `stratactl tune` measured: one machine, one arena, one objective, several policies.
+
+    Without a verdict, the ranges of all starts decide.
+    """
 
     machine_fingerprint: str
     arena_bytes: int
     objective: Objective
     results: tuple[TuneResult, ...]
+    verdict: TuneVerdict | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +179,8 @@ def benchmark_from_json(text: str) -> Benchmark:
                 for point in reader.children("worker_sweep")
             )
         ),
+        kernel_release=reader.optional_text("kernel_release"),
+        measured_at=reader.optional_text("measured_at"),
     )
 
 
@@ -153,6 +191,7 @@ def tuning_from_json(text: str) -> Tuning:
         CalibrationError: When a field is missing or of the wrong kind.
     """
     reader = _document(text, "tune")
+    results = reader.children("results")
     return Tuning(
         machine_fingerprint=reader.text("machine_fingerprint"),
         arena_bytes=reader.integer("arena_bytes"),
@@ -164,9 +203,23 @@ def tuning_from_json(text: str) -> Tuning:
                 worker_count=result.integer("worker_count"),
                 tokens_per_second=result.rates("tokens_per_second"),
                 local_ratio=result.optional_seconds("local_ratio"),
+                slice_count=result.optional_integer("slice_count"),
             )
-            for result in reader.children("results")
+            for result in results
         ),
+        verdict=_verdict(reader.optional_child("verdict"), len(results)),
+    )
+
+
+def _verdict(reader: _Reader | None, result_count: int) -> TuneVerdict | None:
+    if reader is None:
+        return None
+    return TuneVerdict(
+        best=reader.place("best", result_count),
+        second=reader.place("second", result_count),
+        ratio_low=reader.rate("ratio_low"),
+        ratio_high=reader.rate("ratio_high"),
+        block_count=reader.integer("block_count"),
     )
 
 
@@ -204,6 +257,18 @@ class _Reader:
         value = self._document.get(name)
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             raise self._wrong(name, "a number of 0 or more")
+        return value
+
+    def optional_text(self, name: str) -> str | None:
+        return None if self._document.get(name) is None else self.text(name)
+
+    def optional_integer(self, name: str) -> int | None:
+        return None if self._document.get(name) is None else self.integer(name)
+
+    def place(self, name: str, count: int) -> int:
+        value = self.integer(name)
+        if value >= count:
+            raise self._wrong(name, f"a place among {count} results")
         return value
 
     def rate(self, name: str) -> float:

@@ -13,7 +13,7 @@ from planner.facts import Facts
 from planner.plan import Confidence, Estimate
 from planner.rates import MachineRates
 from planner.reason import Effect, Reason
-from planner.request import Objective, Policy
+from planner.request import Objective, PlanRequest, Policy
 from planner.rules import node_phrase
 from planner.tuned import Evidence, matches, tuned_reason
 
@@ -66,7 +66,7 @@ def choose(facts: Facts, weighed: tuple[Weighed, ...], grounds: Grounds) -> Choi
     """Give the best feasible candidate, or None when the wanted ones are all refused."""
     request = facts.request
     if request.requested_policy is not None:
-        return _requested(facts, weighed, request.requested_policy)
+        return _requested(facts, _as_asked(weighed, request), request.requested_policy)
     if request.arena.size_bytes == 0:
         return _only(weighed, Policy.OFF, _no_experts())
     if is_single_node_machine(facts):
@@ -83,11 +83,7 @@ def _tuned(weighed: tuple[Weighed, ...], grounds: Grounds) -> Choice | None:
     winner = grounds.evidence.winner
     if winner is None or grounds.tuning is None:
         return None
-    found = [
-        item
-        for item in weighed
-        if item.is_feasible and matches(winner, item.draft.policy, item.draft.node_ids)
-    ]
+    found = [item for item in weighed if item.is_feasible and matches(winner, item.draft)]
     if not found:
         return None
     return Choice(found[0], (tuned_reason(winner, grounds.tuning),), Confidence.PROVEN)
@@ -235,6 +231,16 @@ def _feasible(weighed: tuple[Weighed, ...], policy: Policy) -> Weighed | None:
 def _only(weighed: tuple[Weighed, ...], policy: Policy, reason: Reason) -> Choice | None:
     found = _feasible(weighed, policy)
     return None if found is None else Choice(found, (reason,))
+
+
+def _as_asked(weighed: tuple[Weighed, ...], request: PlanRequest) -> tuple[Weighed, ...]:
+    """Give the candidates on the nodes and with the slices asked for, where somebody did."""
+    return tuple(
+        item
+        for item in weighed
+        if request.requested_node_ids in (None, item.draft.node_ids)
+        and request.requested_slice_count in (None, len(item.draft.arena_slices))
+    )
 
 
 def _requested(facts: Facts, weighed: tuple[Weighed, ...], policy: Policy) -> Choice | None:

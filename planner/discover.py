@@ -135,20 +135,31 @@ def _read_node(
 ) -> Node:
     """Give a node as its own directory states it: CPUs online or not, allowed or not."""
     directory = f"{NODE_DIRECTORY}/node{node_id}"
-    total, free, reclaimable = _memory_parts(
-        _memory_fields(tree.text(f"{directory}/meminfo")) or fallback_memory
-    )
     row = _distance_row(tree.text(f"{directory}/distance"))
+    return replace(
+        read_node_memory(tree, node_id, fallback_memory),
+        cpu_ids=_listed_cpus(tree, directory),
+        distances=_distances(row, node_ids),
+        distance_row=row,
+    )
+
+
+def read_node_memory(tree: MachineFiles, node_id: int, fallback_memory: dict[str, int] | None = None) -> Node:
+    """Give a node's memory and huge pages as they are now, and nothing else of it.
+
+    `fallback_memory` stands in for the node's own meminfo where there is none.
+    """
+    directory = f"{NODE_DIRECTORY}/node{node_id}"
+    own_memory = _memory_fields(tree.text(f"{directory}/meminfo"))
+    total, free, reclaimable = _memory_parts(own_memory or fallback_memory or {})
     return Node(
         node_id=node_id,
-        cpu_ids=_listed_cpus(tree, directory),
+        cpu_ids=(),
         is_allowed=True,
         memory_total_bytes=total,
         free_bytes=free,
         reclaimable_bytes=reclaimable,
         huge_pages=_huge_pages(tree, directory),
-        distances=_distances(row, node_ids),
-        distance_row=row,
     )
 
 

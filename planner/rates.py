@@ -100,10 +100,15 @@ def _measured(rates: MachineRates, facts: Facts, benchmark: Benchmark) -> Machin
         link_bandwidth=link,
         core_rate=core_rate,
         uncertainty=MEASURED_UNCERTAINTY if benchmark.is_complete else rates.uncertainty,
-        basis="measured by stratactl bench" if benchmark.is_complete else f"partly measured, {rates.basis}",
+        basis=_measured_basis(benchmark) if benchmark.is_complete else f"partly measured, {rates.basis}",
         is_measured=benchmark.is_complete,
         sweep=sweep,
     )
+
+
+def _measured_basis(benchmark: Benchmark) -> str:
+    when = f" ({benchmark.measured_at})" if benchmark.measured_at else ""
+    return f"measured by stratactl bench{when}"
 
 
 def _rising(sweep: tuple[SweepPoint, ...]) -> tuple[SweepPoint, ...]:

@@ -65,6 +65,10 @@ REASON_CODES: Mapping[str, ReasonCode] = {
         "the CPU computes no expert bytes, so the pool stays as small as it can",
         "Set the CPU share if experts do run on the CPU.",
     ),
+    "api-keys-readable": ReasonCode(
+        "users of the machine who need not know the API keys can read their file",
+        "Take the right away: `chmod o= FILE`, with the daemon's group as its group.",
+    ),
     "applied-plan-differs": ReasonCode(
         "the configuration asks for another policy or arena scope than the applied plan has",
         "Run `sudo stratactl apply` again.",
@@ -104,7 +108,7 @@ REASON_CODES: Mapping[str, ReasonCode] = {
         "this GPU backend cannot register memory that it did not allocate, so uploads go through a copy"
     ),
     "bench-ignored": ReasonCode(
-        "a recorded benchmark is of another machine or shape and was not used",
+        "a recorded benchmark is of another machine or kernel and was not used",
         "Run `stratactl bench` again on this machine.",
     ),
     "chat-template-fallback": ReasonCode(
@@ -186,6 +190,10 @@ REASON_CODES: Mapping[str, ReasonCode] = {
         "a GPU could be used, and the plan keeps all weights in host memory for the CPUs",
         "Run `sudo stratactl apply` again, or set arena.scope = 'auto'.",
     ),
+    "gpu-upload-slow": ReasonCode(
+        "a GPU reads pinned host memory far below the rate of its link",
+        "Boot with iommu=pt where the IOMMU translates; else look at the card's slot and link.",
+    ),
     "gpu-used": ReasonCode("this GPU takes part"),
     "gpu-without-device": ReasonCode(
         "a GPU module was loaded and finds no GPU",
@@ -215,6 +223,10 @@ REASON_CODES: Mapping[str, ReasonCode] = {
         "the measured link between packages is far below what this CPU generation has",
         "Look for machine-check records of the link, and at the snoop mode in the firmware.",
     ),
+    "machine-differs-from-plan": ReasonCode(
+        "CPUs, nodes or GPUs have come or gone since the plan was made",
+        "Bring back what is missing, or run `sudo stratactl apply` and restart the service.",
+    ),
     "memory-nodes-narrower-than-plan": ReasonCode(
         "the unit may not use every memory node of the applied plan",
         "Look for AllowedMemoryNodes= of the unit or of stratad.slice.",
@@ -236,6 +248,10 @@ REASON_CODES: Mapping[str, ReasonCode] = {
     "one-node-cpuset": ReasonCode(
         "the cpuset leaves workers and memory of one node only",
         "Widen AllowedCPUs= and AllowedMemoryNodes= if the whole machine is meant.",
+    ),
+    "open-to-network": ReasonCode(
+        "anybody who reaches the daemon's address may use the model",
+        "Set server.api_keys_file, or listen on loopback behind a proxy with TLS (docs/SECURITY.md).",
     ),
     "other-buffers-crowd-node": ReasonCode(
         "host buffers beside the arena do not fit the same node and will spill",
@@ -266,11 +282,24 @@ REASON_CODES: Mapping[str, ReasonCode] = {
         "the unit gave the process another memory policy than the plan says",
         "Look for another NUMAPolicy= in `systemctl cat stratad`; the daemon has set the right one.",
     ),
+    "prompt-cache-reduced": ReasonCode(
+        "memory has no room for the configured prompt cache beside weights and slots, so it is smaller",
+        "Free memory, or lower model.prompt_cache_bytes.",
+    ),
     "prompt-at-gpu": ReasonCode("prompts run on the GPU, which reads an arena at its own node fastest"),
     "running-plan-differs": ReasonCode(
         "with what the running daemon has measured, another policy would be chosen now",
         "Run `sudo stratactl apply`; the daemon is restarted with the new plan.",
     ),
+    "saved-prompts-ignored": ReasonCode(
+        "prompts saved at the last stop belong to another model, build or setting, or are damaged",
+        "Nothing: prompts are computed anew, and the file is written anew when the daemon stops.",
+    ),
+    "saved-prompts-not-possible": ReasonCode(
+        "prompts cannot be saved over a restart: no state directory, or it cannot be written",
+        "Set server.state_directory to a folder that the service may write.",
+    ),
+    "saved-prompts-restored": ReasonCode("prompts saved at the last stop are back in slots and prompt cache"),
     "single-node-machine": ReasonCode("the machine has one NUMA node, so there is nothing to choose"),
     "slots-reduced": ReasonCode(
         "memory has no room for the KV cache of all slots, so fewer requests run side by side",

@@ -100,6 +100,8 @@ class PlanRequest:
         requested_scope: Which of the two the operator wants, or None for the planner's choice.
         other_host_bytes: KV cache, prompt cache, dense weights and every other large host buffer.
         requested_policy: The operator's policy, or None for the planner's choice.
+        requested_node_ids: With a policy: of its candidates the one whose arena lies on exactly these nodes.
+        requested_slice_count: With a policy: of its candidates the one with so many slices.
         objective: What to favour.
         cpu_share: Share (0 to 1) of the expert bytes of a step that the CPU computes; 0 when all experts
             are in VRAM.
@@ -125,6 +127,8 @@ class PlanRequest:
     requested_scope: ArenaScope | None = None
     other_host_bytes: int = 0
     requested_policy: Policy | None = None
+    requested_node_ids: tuple[int, ...] | None = None
+    requested_slice_count: int | None = None
     objective: Objective = Objective.DECODE
     cpu_share: float = 1.0
     requested_worker_count: int | None = None

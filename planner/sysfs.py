@@ -45,14 +45,17 @@ class Tree:
 
         O_NONBLOCK and the type check keep a pipe or device in a captured tree from blocking the reader.
         """
+        content = self.content(path)
+        return None if content is None else content.decode("utf-8", errors="replace").strip().strip("\x00")
+
+    def content(self, path: str) -> bytes | None:
+        """Give a file's bytes, for the firmware's tables; None when it cannot be read."""
         try:
             descriptor = os.open(self._root + path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except (OSError, ValueError):
             return None
         try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                return None
-            return _read_all(descriptor).decode("utf-8", errors="replace").strip().strip("\x00")
+            return _read_all(descriptor) if stat.S_ISREG(os.fstat(descriptor).st_mode) else None
         except OSError:
             return None
         finally:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from planner.facts import Facts
 from planner.fingerprint import machine_fingerprint
 from planner.reason import Effect, Reason
-from planner.request import Policy
 
 if TYPE_CHECKING:
-    from planner.calibration import Benchmark, Calibration, TuneResult, Tuning
+    from planner.calibration import Benchmark, Calibration, TuneResult, TuneVerdict, Tuning
+    from planner.candidates import Draft
 
 # The same model at another quantisation or offload is another question; file rounding is not.
 SAME_ARENA_SHARE = 0.02
@@ -36,13 +36,14 @@ def evidence_for(facts: Facts, calibration: Calibration | None) -> Evidence:
     reasons: list[Reason] = []
     fingerprint = machine_fingerprint(facts.topology)
     benchmark = calibration.benchmark
-    if benchmark is not None and benchmark.machine_fingerprint != fingerprint:
-        reasons.append(_bench_ignored(benchmark.machine_fingerprint, fingerprint))
-        benchmark = None
+    if benchmark is not None:
+        ignored = _bench_ignored(benchmark, fingerprint, facts.topology.kernel_release)
+        if ignored is not None:
+            reasons.append(ignored)
+            benchmark = None
     winner = None
     if calibration.tuning is not None:
-        ignored = _why_ignored(facts, calibration.tuning, fingerprint)
-        found = ignored or winner_of(calibration.tuning)
+        found = _why_ignored(facts, calibration.tuning, fingerprint) or winner_of(calibration.tuning)
         if isinstance(found, Reason):
             reasons.append(found)
         else:
@@ -53,8 +54,9 @@ def evidence_for(facts: Facts, calibration: Calibration | None) -> Evidence:
 def winner_of(tuning: Tuning) -> TuneResult | Reason:
     """Give the best result that counts, or the reason why none stands out.
 
-    A winner's slowest start beats the runner-up's fastest: seed 3708 saw one pool at 26.6 to 58.6 tokens a
-    second over its starts, so medians alone prove nothing.
+    Where the judge recorded its verdict, pairs of starts decide. Else a winner's slowest start beats the
+    runner-up's fastest: seed 3708 saw one pool at 26.6 to 58.6 tokens a second over its starts, so medians alone
+    prove nothing.
     """
     counting = sorted(
         (result for result in tuning.results if result.counts),
@@ -69,6 +71,8 @@ def winner_of(tuning: Tuning) -> TuneResult | Reason:
             {"starts": tuple(starts)},
             AGAIN,
         )
+    if tuning.verdict is not None:
+        return _judged(tuning, tuning.verdict)
     best, second = counting[0], counting[1]
     if min(best.tokens_per_second) > max(second.tokens_per_second):
         return best
@@ -81,19 +85,56 @@ def winner_of(tuning: Tuning) -> TuneResult | Reason:
     )
 
 
+def _judged(tuning: Tuning, verdict: TuneVerdict) -> TuneResult | Reason:
+    best, second = tuning.results[verdict.best], tuning.results[verdict.second]
+    if best.counts and second.counts and verdict.is_decided:
+        return best
+    why = (
+        f"the first is {_interval(verdict)} as fast"
+        if best.counts and second.counts
+        else "one of them had too few starts, or pages in the wrong place"
+    )
+    return Reason(
+        "tuned-tie",
+        Effect.INFORMS,
+        f"measured {_shown(best)} and {_shown(second)}: {why}, so they decide nothing",
+        {"best": best.policy.value, "second": second.policy.value, **_interval_evidence(verdict)},
+        "measure more starts, or take the default",
+    )
+
+
+def _interval(verdict: TuneVerdict) -> str:
+    return f"{verdict.ratio_low:.3f} to {verdict.ratio_high:.3f} times"
+
+
+def _interval_evidence(verdict: TuneVerdict) -> dict[str, float | int]:
+    return {
+        "ratio_low": verdict.ratio_low,
+        "ratio_high": verdict.ratio_high,
+        "blocks": verdict.block_count,
+    }
+
+
 def tuned_reason(winner: TuneResult, tuning: Tuning) -> Reason:
     """Give the reason for following a measured winner, with what it beat."""
+    verdict = tuning.verdict
     others = [result for result in tuning.results if result.counts and result is not winner]
-    second = max(others, key=lambda result: result.median_tokens_per_second)
+    if verdict is None:
+        second = max(others, key=lambda result: result.median_tokens_per_second)
+        how = ""
+    else:
+        second = tuning.results[verdict.second]
+        how = f": {_interval(verdict)} as fast, from {verdict.block_count} mirrored blocks of starts"
     return Reason(
         "tuned-winner",
         Effect.CHOOSES,
-        f"measured end to end: {_shown(winner)}, next {_shown(second)}",
+        f"measured end to end: {_shown(winner)}, next {_shown(second)}{how}",
         {
             "tokens_per_second": winner.median_tokens_per_second,
             "next_tokens_per_second": second.median_tokens_per_second,
             "next_policy": second.policy.value,
             "starts": len(winner.tokens_per_second),
+            **({} if verdict is None else _interval_evidence(verdict)),
         },
         None,
         winner.policy,
@@ -124,16 +165,37 @@ def _why_ignored(facts: Facts, tuning: Tuning, fingerprint: str) -> Reason | Non
     return Reason("tuning-ignored", Effect.INFORMS, f"end-to-end results are {what}", evidence, AGAIN)
 
 
-def _bench_ignored(recorded: str, fingerprint: str) -> Reason:
+def _bench_ignored(benchmark: Benchmark, fingerprint: str, kernel_release: str | None) -> Reason | None:
+    """Give the reason to leave a benchmark out: another machine's, or measured under another kernel.
+
+    A kernel's scheduler, NUMA balancing and mitigations move every one of these numbers. Where either side does
+    not name its kernel, nothing is compared.
+    """
+    recorded = benchmark.kernel_release
+    if benchmark.machine_fingerprint != fingerprint:
+        what = f"of machine {benchmark.machine_fingerprint}, this one is {fingerprint}"
+    elif recorded is not None and kernel_release is not None and recorded != kernel_release:
+        what = f"of kernel {recorded}, this machine runs {kernel_release}"
+    else:
+        return None
+    evidence = {
+        "machine_fingerprint": benchmark.machine_fingerprint,
+        "kernel_release": recorded,
+        "measured_at": benchmark.measured_at,
+    }
     return Reason(
         "bench-ignored",
         Effect.INFORMS,
-        f"the benchmark is of machine {recorded}, this one is {fingerprint}",
-        {"machine_fingerprint": recorded},
+        f"the benchmark is {what}",
+        {name: value for name, value in evidence.items() if value is not None},
         "run `stratactl bench` on this machine",
     )
 
 
-def matches(winner: TuneResult, policy: Policy, node_ids: tuple[int, ...]) -> bool:
+def matches(winner: TuneResult, draft: Draft) -> bool:
     """Say whether a candidate is the one that was measured."""
-    return winner.policy is policy and winner.node_ids in ((), node_ids)
+    return (
+        winner.policy is draft.policy
+        and winner.node_ids in ((), draft.node_ids)
+        and winner.slice_count in (None, len(draft.arena_slices))
+    )

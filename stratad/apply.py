@@ -266,7 +266,7 @@ def _load(
             tried=f"loading {model.paths[0]}",
             because=str(error),
             values={"architecture": model.architecture},
-            remedy="check that this llama.cpp knows the architecture (`stratactl plan --model` reads the header), "
+            remedy="check that this llama.cpp knows the architecture (`stratactl plan --model FILE` reads the header), "
             "or fetch the file again" + ("" if gpu is None else "; with too little VRAM lower gpu.layers"),
         ) from error
     except OSError as error:

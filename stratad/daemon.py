@@ -80,7 +80,8 @@ def demo_model_path() -> Path:
 
 def _run(configure: Callable[[], Configuration]) -> None:
     environment = read_environment()
-    journal.open_journal(sys.stderr, is_journal=environment.is_journal)
+    is_journal = journal.is_journal_stream(environment.journal_stream, sys.stderr.fileno())
+    journal.open_journal(sys.stderr, is_journal=is_journal)
     try:
         _serve(configure, environment)
     except StratadError as error:

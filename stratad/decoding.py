@@ -26,10 +26,12 @@ from stratad.generation import (
     NotAccepting,
     RequestError,
 )
+from stratad.prompt_keeping import LoadedPrompts, keep_prompts, restore_prompts
 from stratad.request_queue import RequestQueue
 from stratad.runner import ModelRunner, SamplingParameters, SequenceTokens
 from stratad.schedule import Call, Share, StepLimits, compose_step
-from stratad.slots import Assignment, Slot, suitable_slot
+from stratad.seating import Seating
+from stratad.slots import Assignment, Slot
 
 # One failed request may be at fault itself; after this many in a row nothing works any more.
 _FAILURES_UNTIL_BROKEN = 3
@@ -51,12 +53,16 @@ class DecodeLoop:
         self._on_device_failure = settings.on_device_failure
         self._latency = latency
         self._limits = StepLimits(runner.batch_tokens, settings.chunk_tokens, runner.pool_tokens)
-        self._slots = [Slot(sequence) for sequence in range(runner.sequence_count)]
-        self._use_count = 0
+        self._seating = Seating(runner, settings.prompt_cache_bytes)
+        self._slots = self._seating.slots
+        self._saved_prompts = settings.saved_prompts
+        # What was found at the start; written before `answer_once` returns.
+        self.loaded_prompts = LoadedPrompts()
         self._failures_in_row = 0
+        self._tell_slots()
 
     def answer_once(self) -> None:
-        """Decodes one real token, so that a daemon that calls itself ready has answered.
+        """Decodes one real token, so that a daemon that calls itself ready has answered, and puts saved prompts back.
 
         Raises:
             EngineFailure: The model answers with a token that does not exist.
@@ -67,6 +73,9 @@ class DecodeLoop:
         if not 0 <= token < self._runner.vocabulary.token_count:
             raise EngineFailure(f"the model answered with token {token}, which does not exist")
         self._runner.truncate(0, 0)
+        if self._saved_prompts is not None:
+            self.loaded_prompts = restore_prompts(self._seating, self._runner, self._saved_prompts)
+        self._note_prompt_cache()
 
     def run(self) -> None:
         """Answers requests until the queue is closed, and ends those that are left then."""
@@ -80,6 +89,9 @@ class DecodeLoop:
         for slot in self._busy_slots():
             self._end(slot, NotAccepting("the daemon was stopped before the answer was complete"))
         self._requests.refuse_rest()
+        # What a broken engine's memory holds, nobody knows.
+        if self._saved_prompts is not None and self._requests.status().failure is None:
+            keep_prompts(self._seating, self._runner, self._saved_prompts)
 
     # --- Requests come and go -------------------------------------------------------------------------
 
@@ -99,21 +111,25 @@ class DecodeLoop:
 
     def _seat(self, assignment: Assignment) -> None:
         """Puts a request into the slot that suits it best, with the beginning of its prompt that is there."""
-        prompt = assignment.generation.prompt
-        slot = suitable_slot(self._slots, prompt)
-        assert slot is not None
-        self._use_count += 1
-        slot.assignment, slot.last_use, slot.is_suspect = assignment, self._use_count, False
+        slot = self._seating.seat(assignment)
         try:
-            slot.keep_beginning(slot.reusable_tokens(prompt), self._runner)
+            cached_tokens = assignment.generation.cached_tokens = self._seating.fill(slot)
         # Any exception out of the native module ends this request, not the daemon.
         except Exception as error:
             self._fail(slot, error)
             return
-        cached_tokens = assignment.generation.cached_tokens = len(slot.held_tokens)
 
         def add(totals: EngineTotals) -> None:
             totals.cached_tokens += cached_tokens
+
+        self._requests.count(add)
+        self._note_prompt_cache()
+
+    def _note_prompt_cache(self) -> None:
+        status = self._seating.status()
+
+        def add(totals: EngineTotals) -> None:
+            totals.prompt_cache = status
 
         self._requests.count(add)
 
@@ -123,10 +139,10 @@ class DecodeLoop:
         return sorted(busy, key=lambda slot: slot.last_use)
 
     def _end_those_that_are_over(self) -> None:
-        """Ends cancelled requests and those past their deadline.
-
-        Requests that wait need no check of their own: all that run came earlier and end earlier.
-        """
+        """Ends cancelled requests and those past their deadline, waiting ones included."""
+        for generation in self._requests.take_late(self._timeout_seconds):
+            late = DeadlineExceeded(f"no place was free within {self._timeout_seconds:g} seconds")
+            self._requests.end(generation, late.code, Failed(late))
         for slot in self._busy_slots():
             generation = slot.generation
             age_seconds = time.perf_counter() - generation.submitted_seconds
@@ -158,10 +174,15 @@ class DecodeLoop:
         for slot in suspects:
             count = min(slot.needed_tokens, self._limits.batch_tokens)
             self._compute((Share(slot.sequence, count),))
-        held_tokens = sum(len(slot.held_tokens) for slot in self._slots)
+        self._tell_slots()
+
+    def _tell_slots(self) -> None:
+        """Shows what the slots hold and do now."""
+        slot_list = tuple(slot.status() for slot in self._slots)
 
         def add(totals: EngineTotals) -> None:
-            totals.held_tokens = held_tokens
+            totals.slot_list = slot_list
+            totals.held_tokens = sum(slot.held_tokens for slot in slot_list)
 
         self._requests.count(add)
 
@@ -188,6 +209,8 @@ class DecodeLoop:
             if part.position < len(slot.generation.prompt):
                 prompt_tokens += len(part.tokens)
                 slot.generation.prompt_seconds += seconds
+        if prompt_tokens:
+            self._seating.rates.note_computed(prompt_tokens, seconds)
 
         def add(totals: EngineTotals) -> None:
             totals.prompt_tokens += prompt_tokens
@@ -301,5 +324,6 @@ class DecodeLoop:
         self._requests.fail(failure)
         for slot in self._busy_slots():
             self._end(slot, EngineFailure(f"the engine has failed: {failure}"))
+        self._tell_slots()
         if self._runner.device_failure is not None:
             self._on_device_failure(self._runner.device_failure)

@@ -12,6 +12,7 @@ from stratad.decoding import DecodeLoop
 from stratad.engine_status import EngineSettings, EngineStatus, LatencyObserver
 from stratad.generation import Deliver, Generation, GenerationRequest
 from stratad.prompt import require_fit, require_known_biases, tokenize_prompt
+from stratad.prompt_keeping import LoadedPrompts
 from stratad.request_queue import RequestQueue
 from stratad.runner import ModelRunner
 
@@ -77,6 +78,10 @@ class Engine:
         """Refuses new requests from now on; queued and running ones go on."""
         self._requests.stop_accepting()
 
+    def start_accepting(self) -> None:
+        """Takes requests again after `stop_accepting`."""
+        self._requests.open()
+
     def drain(self, limit_seconds: float) -> bool:
         """Refuses new requests and waits for the others; True when all ended within the limit."""
         self._requests.stop_accepting()
@@ -91,6 +96,11 @@ class Engine:
     def status(self) -> EngineStatus:
         """How many requests run and wait, and the totals."""
         return self._requests.status()
+
+    @property
+    def loaded_prompts(self) -> LoadedPrompts:
+        """What `start` found of prompts saved by an earlier daemon."""
+        return self._loop.loaded_prompts
 
     def stalled_seconds(self) -> float:
         """Time since the last step while a request runs or waits; 0 while the engine is idle."""

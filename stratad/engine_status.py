@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from stratad.generation import Timings
+from stratad.prompt_cache import PromptCacheStatus
+from stratad.saved_prompts import SavedPromptsPlace
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +17,7 @@ class EngineSettings:
     """The limits from the configuration; see `stratad.config.ServerSection` and `ModelSection`.
 
     `on_device_failure` is told, on the decode thread, that a GPU has failed and every request was ended.
+    `saved_prompts` is where prompts are kept over a restart; None keeps none.
     """
 
     max_queue: int
@@ -22,6 +25,20 @@ class EngineSettings:
     max_tokens_default: int | None
     chunk_tokens: int = 64
     on_device_failure: Callable[[str], None] = lambda failure: None
+    prompt_cache_bytes: int = 0
+    saved_prompts: SavedPromptsPlace | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SlotStatus:
+    """One slot after the last step: the tokens it holds, and of its request those of prompt and answer.
+
+    The last two are None while the slot is free; an answer has begun as soon as it has a token.
+    """
+
+    held_tokens: int
+    prompt_tokens: int | None = None
+    generated_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +65,8 @@ class EngineStatus:
     finish_reasons: tuple[tuple[str, int], ...]
     last_timings: Timings | None
     failure: str | None
+    slot_list: tuple[SlotStatus, ...] = ()
+    prompt_cache: PromptCacheStatus = field(default_factory=PromptCacheStatus)
 
 
 class LatencyObserver(Protocol):
@@ -76,3 +95,5 @@ class EngineTotals:
     prefill_seconds: float = 0.0
     finish_reasons: Counter[str] = field(default_factory=Counter)
     last_timings: Timings | None = None
+    slot_list: tuple[SlotStatus, ...] = ()
+    prompt_cache: PromptCacheStatus = field(default_factory=PromptCacheStatus)

@@ -95,6 +95,8 @@ def configured_options(
         and configuration.gpu.layers is None
         and scope is not ArenaScope.WEIGHTS,
         context_tokens=total_context_tokens(configuration, model),
+        # Left to itself the prompt cache takes a part of what is free in the end, and needs no room in the plan.
+        extra_host_bytes=configuration.model.prompt_cache_bytes or 0,
         placement_possible=placement_possible,
         has_gpu=has_gpu,
         gpus=gpus,

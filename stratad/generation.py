@@ -6,6 +6,7 @@ RequestError              a request that got no (whole) answer, said to its send
     QueueFull             too many are waiting
     NotAccepting          the daemon is loading, draining or stopped
     DeadlineExceeded      no answer within the time limit
+    ReaderTooSlow         too much of the answer waits to be read
     EngineFailure         the native side failed
 """
 
@@ -78,6 +79,17 @@ class DeadlineExceeded(RequestError):
     code = "timeout"
 
 
+class ReaderTooSlow(RequestError):
+    """The client reads its stream more slowly than the answer is computed, and more waits than is kept."""
+
+    code = "reader_too_slow"
+
+    def __init__(self, unread_bytes: int, limit_bytes: int) -> None:
+        super().__init__(
+            f"{unread_bytes} bytes of the answer wait to be read, {limit_bytes} are kept; read faster"
+        )
+
+
 class EngineFailure(RequestError):
     """The native side failed; the cause stands in the daemon's log."""
 
@@ -95,6 +107,7 @@ class GenerationRequest:
         stop_strings: The answer ends before the first of these.
         likelihood_count: Tell with every token its likelihood and those of so many likeliest ones; None: nothing.
         is_rendered: The prompt comes out of a chat template, which may have written the start token itself.
+        client: Who asks; places are shared out fairly among clients. Requests of one name are one client's.
     """
 
     prompt: str | tuple[int, ...]
@@ -103,6 +116,7 @@ class GenerationRequest:
     stop_strings: tuple[str, ...] = ()
     likelihood_count: int | None = None
     is_rendered: bool = False
+    client: str = ""
 
 
 @dataclass(frozen=True, slots=True)

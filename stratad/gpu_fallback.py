@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from planner.reason import Effect
+from planner import Effect, Reason
 from stratad import journal
 from stratad.config import DeviceFailure
 from stratad.errors import DeviceError, render_error
-from stratad.service import Notice, Service
+from stratad.service import Service
 
 FAILED_CODE = "gpu-failed"
 # What was said about a GPU that takes part no more.
@@ -43,4 +43,4 @@ def go_on_without_gpus(error: DeviceError, choice: DeviceFailure, service: Servi
     for code in _OUTDATED_CODES:
         service.withdraw(code)
     message = f"{error.because}; everything is computed on the CPUs until the daemon is restarted"
-    service.notice(Notice(FAILED_CODE, Effect.WARNS.value, message, error.remedy), degrades=True)
+    service.found(Reason(FAILED_CODE, Effect.WARNS, message, remedy=error.remedy), degrades=True)

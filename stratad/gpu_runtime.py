@@ -12,6 +12,7 @@ from stratad import _native
 from stratad.config import GpuSection
 from stratad.errors import ConfigurationError
 from stratad.gpu_modules import find_modules, fits
+from stratad.gpu_rates import HostToDeviceRate
 from stratad.memlock import memlock_limit
 
 DRIVER_REMEDY = (
@@ -216,4 +217,31 @@ def _not_pinned(registration: _native.HostRegistration, backend: str, arena_byte
         },
         "set LimitMEMLOCK=infinity in the unit (or `ulimit -l unlimited`), raise the container's quota of locked "
         "memory, or set gpu.pin_memory = false",
+    )
+
+
+def measure_host_to_device(
+    arena: _native.Arena,
+    node_ids: Sequence[tuple[int, ...]],
+    gpus: Sequence[FoundGpu],
+    limit_bytes: int = 1 << 30,
+) -> tuple[HostToDeviceRate, ...]:
+    """The rate from each slice's own pages to each GPU, pinned or not as the arena is now.
+
+    `node_ids` are the slices' nodes, in order. Nothing else may compute meanwhile.
+
+    Raises:
+        RuntimeError: A GPU has no room for the copies, or has failed.
+    """
+    return tuple(
+        HostToDeviceRate(
+            gpu.name,
+            gpu.pci_address,
+            index,
+            nodes,
+            arena.are_pages_held,
+            _native.measure_copy_rate(arena, index, gpu.name, limit_bytes),
+        )
+        for gpu in gpus
+        for index, nodes in enumerate(node_ids)
     )

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from planner import Effect, Plan, Policy, Reason, Topology, plan_to_dict
-from planner.explain import reason_log_line
 from stratad import journal
 from stratad.apply import open_runner
 from stratad.config import Configuration
@@ -17,12 +16,14 @@ from stratad.errors import LoadCancelled, PlacementError
 from stratad.expert_profile import FILE_NAME, read_profile
 from stratad.facts import STATE_DIRECTORY
 from stratad.gpu_runtime import GpuFindings
+from stratad.machine_view import plan_summary
 from stratad.model import ModelFacts
 from stratad.native_runner import NativeRunner
-from stratad.placement_watch import log_placement, note_placement, notice_repair, repair
+from stratad.placement_watch import log_placement, note_placement, repair, tell_repair
+from stratad.reason_log import inform_of, warn_of
 from stratad.runner import ModelRunner
 from stratad.runtime_directory import publish_plan
-from stratad.service import Notice, PlanSummary, Service
+from stratad.service import Service
 from stratad.starting_plan import DEGRADING_CODES, decide_plan
 from stratad.stop_signals import StopSignals
 from stratad.systemd import Notifier
@@ -30,6 +31,8 @@ from stratad.verify import PlacementCheck, check_placement
 
 # Native code reports progress for every tensor; nobody reads more than a few lines a second.
 _PROGRESS_PAUSE_SECONDS = 0.5
+# And a log that is read later wants fewer.
+_LOG_PAUSE_SECONDS = 10.0
 
 
 class StoppedWhileLoading(Exception):
@@ -53,12 +56,13 @@ class Loading:
     _shown_seconds: float = 0.0
     _shown_stage: str = ""
     _shown_fraction: float = 0.0
+    _told_seconds: float = 0.0
 
     def open(self, plan: Plan) -> NativeRunner:
         """Loads the model by `plan`. Raises StoppedWhileLoading when asked to stop meanwhile."""
         document = plan_to_dict(plan)
         publish_plan(self.directory, document)
-        self.service.planned(_summary(plan, document))
+        self.service.planned(plan_summary(plan, document, self.topology))
         try:
             profile, ignored = read_profile(self.profile_path, self.model) if self.gpus.gpus else ({}, None)
             self.tell(() if ignored is None else (ignored,))
@@ -77,9 +81,9 @@ class Loading:
     def tell(self, reasons: Sequence[Reason]) -> None:
         """Logs what was found while the plan was carried out, and shows it."""
         for reason in reasons:
-            write = journal.warn_line if reason.effect is Effect.WARNS else journal.inform_line
-            write(reason_log_line(reason))
-            self.service.notice(notice_of(reason), degrades=reason.code in DEGRADING_CODES)
+            log = warn_of if reason.effect is Effect.WARNS else inform_of
+            log(reason)
+            self.service.found(reason, degrades=reason.code in DEGRADING_CODES)
 
     def plan_again(self, policy: Policy) -> Plan:
         """The plan with `policy` in place of the configured one."""
@@ -98,8 +102,9 @@ class Loading:
             self.service.loading(stage, fraction)
             extension_seconds = self.configuration.systemd.load_extension_seconds
             self.notifier.loading(f"{stage}, {fraction:.0%}", extension_seconds)
-        if is_new_stage:
-            journal.inform("loading", stage=stage)
+        if is_new_stage or now_seconds - self._told_seconds > _LOG_PAUSE_SECONDS:
+            self._told_seconds = now_seconds
+            journal.inform("loading", stage=stage, loaded_ratio=fraction)
         return not self.stop.is_requested
 
     def _leave_if_asked(self) -> None:
@@ -138,7 +143,7 @@ def _check(runner: ModelRunner, loading: Loading) -> PlacementCheck:
     check = _sample(runner, loading)
     if check.is_met or not loading.configuration.placement.repair:
         return check
-    notice_repair(loading.service, repair(runner.repair_placement))
+    tell_repair(loading.service, repair(runner.repair_placement))
     return _sample(runner, loading)
 
 
@@ -154,8 +159,8 @@ def _sample(runner: ModelRunner, loading: Loading) -> PlacementCheck:
 
 def _fallback_plan(loading: Loading, policy: Policy, check: PlacementCheck) -> Plan:
     message = f"placement was verified at {check.worst_ratio:.4f}; planned again with {policy.value}"
-    loading.service.notice(Notice("placement-fallback", "warns", message))
-    journal.warn("placement", message)
+    loading.service.found(Reason("placement-fallback", Effect.WARNS, message))
+    journal.warn("placement", message, code="placement-fallback")
     return loading.plan_again(policy)
 
 
@@ -166,13 +171,3 @@ def _placement_error(check: PlacementCheck) -> PlacementError:
         values={"local_ratio": round(check.worst_ratio or 0.0, 4), "limit_ratio": check.limit_ratio},
         remedy="free memory on that node, or set placement.fallback to interleave, single-socket or degraded",
     )
-
-
-def _summary(plan: Plan, document: dict[str, object]) -> PlanSummary:
-    reasons = tuple(notice_of(reason) for reason in plan.reasons)
-    return PlanSummary(plan.policy.value, plan.fingerprint, reasons, document)
-
-
-def notice_of(reason: Reason) -> Notice:
-    """A reason as the service shows it."""
-    return Notice(reason.code, reason.effect.value, reason.message, reason.remedy)

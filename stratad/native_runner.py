@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +23,7 @@ from stratad.runner import (
     SamplingParameters,
     SequenceTokens,
     SliceCounters,
+    StateShape,
     TokenLikelihood,
 )
 from stratad.verify import projected_arena_bytes, slice_placement
@@ -208,25 +211,60 @@ class NativeRunner:
         if not self._context.cut(sequence, position):
             raise RuntimeError(f"this model's memory cannot be cut at position {position}")
 
+    def first_cut(self, sequence: int) -> int:
+        """The first position from which on a sequence can be cut, besides 0."""
+        return self._context.first_cut(sequence)
+
+    def state_shape(self, sequence: int) -> StateShape:
+        """What saving a sequence now would give."""
+        return StateShape(
+            self._context.state_bytes(sequence), self._context.first_cut_when_restored(sequence)
+        )
+
+    def save_state(self, sequence: int, into: memoryview) -> None:
+        """Copies a sequence's memory into `into`."""
+        self._context.save_state(sequence, into)
+
+    def restore_state(self, sequence: int, state: memoryview) -> None:
+        """Gives a sequence the memory of a saved one. Raises ValueError when it is of another model or context."""
+        self._context.restore_state(sequence, state)
+
     def adopt_decode_thread(self) -> None:
         """Pins the calling thread to worker 0's CPU."""
         self._pool.adopt_calling_thread()
 
     def counters(self) -> NativeCounters:
         """Running totals of pool and device."""
-        device = _native.device_counters()
-        slices = self._pool.counters()
-        expert_bytes = device.expert_bytes or [0] * len(slices)
+        device, calls = _native.device_counters(), self._context.counters
         return NativeCounters(
             slices=tuple(
-                SliceCounters(counters.wait_seconds, counters.drain_seconds, counters.tasks, size_bytes)
-                for counters, size_bytes in zip(slices, expert_bytes, strict=True)
+                SliceCounters(
+                    counters.wait_seconds,
+                    counters.drain_seconds,
+                    counters.tasks,
+                    device.expert_bytes[index],
+                    device.dense_bytes[index],
+                    self._pool.workers_of(index),
+                )
+                for index, counters in enumerate(self._pool.counters())
             ),
             fused_chains=device.fused_chains,
             fallback_operations=device.fallback_operations,
             repaired_pages=self._repaired_pages,
             gpus=() if self._model.gpu is None else gpu_counters(self._model.gpu),
             pinned_bytes=self._pinned.pinned_bytes if self._pinned else 0,
+            locked_bytes=sum(arena.size_bytes for arena in self._model.arenas if arena.outcome.is_locked),
+            jobs=(
+                ("attention", device.attentions),
+                ("dense", device.dense_jobs),
+                ("lane-product", device.lane_products),
+            ),
+            small_runs=device.stretches,
+            pool_graphs=device.graphs - device.whole_graphs,
+            ggml_graphs=device.whole_graphs,
+            calls=calls.calls,
+            call_tokens=calls.tokens,
+            call_seconds=calls.seconds,
         )
 
     def placement(self, pages_per_slice: int) -> PlacementReport:
@@ -311,3 +349,12 @@ def _placement_reasons(outcome: _native.PlaceOutcome, size_bytes: int) -> list[R
             )
         )
     return reasons
+
+
+def build_digest() -> str:
+    """A digest of the native module and the libraries beside it: another build, another digest."""
+    module = Path(_native.__file__)
+    digest = hashlib.sha256()
+    for path in (module, *sorted((module.parent / "lib").glob("*.so*"))):
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from planner import Effect, Reason
 from planner.cpulist import format_id_list
 from stratad import journal
-from stratad.service import Notice, Service
+from stratad.service import Service
 from stratad.watch import Watch
 
 DISPLACED_CODE = "workers-displaced"
@@ -128,22 +129,27 @@ class PinWatch(Watch):
             )
         is_displaced = bool(check.missing_cpu_ids)
         if is_displaced:
-            self._service.notice(displaced_notice(check), degrades=True)
+            self._service.found(displaced_reason(check), degrades=True)
         elif self._is_displaced:
             self._service.withdraw(DISPLACED_CODE)
         if is_displaced is not self._is_displaced:
             write = journal.warn if is_displaced else journal.inform
             missing = format_id_list(check.missing_cpu_ids)
-            write("pinning", "", missing_cpus=missing or "none", allowed_cpus=allowed)
+            code = DISPLACED_CODE if is_displaced else None
+            write("pinning", missing_cpus=missing or "none", allowed_cpus=allowed, code=code)
         self._is_displaced = is_displaced
 
 
-def displaced_notice(check: PinCheck) -> Notice:
+def displaced_reason(check: PinCheck) -> Reason:
     """What to tell while pinned threads cannot be where the plan has them."""
-    return Notice(
+    return Reason(
         DISPLACED_CODE,
-        "warns",
+        Effect.WARNS,
         f"CPUs {format_id_list(check.missing_cpu_ids)} of the plan are offline or not in the cpuset any more "
         f"({format_id_list(check.allowed_cpu_ids)}): their threads run on other CPUs, away from their slices",
+        {
+            "missing_cpus": tuple(sorted(check.missing_cpu_ids)),
+            "allowed_cpus": tuple(sorted(check.allowed_cpu_ids)),
+        },
         "give the CPUs back (`systemctl show -p AllowedCPUs stratad`), or run `sudo stratactl apply` again",
     )

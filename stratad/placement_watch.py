@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from planner import Effect, Reason
 from stratad import journal
-from stratad.service import Notice, Service
+from stratad.service import Service
 from stratad.verify import PlacementCheck, Verdict
 from stratad.watch import Watch
 
@@ -32,7 +33,7 @@ class PlacementWatch(Watch):
             self._tell(check)
             if self._is_repairing and not check.is_met and check.worst_ratio != self._hopeless_ratio:
                 moved_pages = repair(self._service.repair_placement)
-                notice_repair(self._service, moved_pages)
+                tell_repair(self._service, moved_pages)
                 check = self._service.sample_placement()
                 self._hopeless_ratio = check.worst_ratio if moved_pages == 0 else None
                 self._tell(check)
@@ -56,48 +57,54 @@ def repair(move_pages: Callable[[], int]) -> int:
         return 0
 
 
-def notice_repair(service: Service, moved_pages: int) -> None:
+def tell_repair(service: Service, moved_pages: int) -> None:
     """Shows that pages were moved to where they belong; nothing when none were."""
     if moved_pages == 0:
         return
     message = f"{moved_pages} pages lay elsewhere than planned and were moved to their slice's node"
-    service.notice(Notice(REPAIRED_CODE, "informs", message))
-    journal.inform("placement", message, moved_pages=moved_pages)
+    service.found(Reason(REPAIRED_CODE, Effect.INFORMS, message, {"repaired_pages": moved_pages}))
+    journal.inform("placement", message, moved_pages=moved_pages, code=REPAIRED_CODE)
 
 
 def note_placement(service: Service, check: PlacementCheck) -> None:
-    """Shows a check that went badly as a notice, and withdraws the notice of an earlier one."""
+    """Shows a check that went badly as a reason, and withdraws that of an earlier one."""
     for code in (BELOW_LIMIT_CODE, UNVERIFIABLE_CODE):
         service.withdraw(code)
-    notice = placement_notice(check)
-    if notice is not None:
-        service.notice(notice)
+    reason = placement_reason(check)
+    if reason is not None:
+        service.found(reason)
 
 
-def placement_notice(check: PlacementCheck) -> Notice | None:
+def placement_reason(check: PlacementCheck) -> Reason | None:
     """What a check found, when it is worth a warning."""
     if check.verdict is Verdict.BELOW_LIMIT:
-        return Notice(
+        return Reason(
             BELOW_LIMIT_CODE,
-            "warns",
+            Effect.WARNS,
             f"slice {check.worst_slice} has {check.worst_ratio:.4f} of its pages on its nodes, "
             f"the limit is {check.limit_ratio:g}",
+            {"slice": check.worst_slice, "local_ratio": check.worst_ratio, "limit_ratio": check.limit_ratio},
             "free memory on that node and restart the daemon; `stratactl verify` shows every slice",
         )
     if check.verdict is Verdict.UNVERIFIABLE:
-        return Notice(
+        return Reason(
             UNVERIFIABLE_CODE,
-            "warns",
+            Effect.WARNS,
             "the kernel does not tell where the arena's pages lie",
-            "allow move_pages to the service (seccomp filters and containers often refuse it)",
+            remedy="allow move_pages to the service (seccomp filters and containers often refuse it)",
         )
     return None
 
 
 def log_placement(check: PlacementCheck) -> None:
     """One line for the check's verdict, as a warning when it is a bad one."""
-    values: dict[str, journal.Value] = {"verdict": check.verdict.value, "limit_ratio": check.limit_ratio}
-    if check.worst_ratio is not None:
-        values |= {"worst_slice": check.worst_slice, "worst_ratio": check.worst_ratio}
-    write = journal.warn if placement_notice(check) is not None else journal.inform
-    write("placement", "", **values)
+    reason = placement_reason(check)
+    write = journal.inform if reason is None else journal.warn
+    write(
+        "placement",
+        verdict=check.verdict.value,
+        limit_ratio=check.limit_ratio,
+        worst_slice=check.worst_slice,
+        worst_ratio=check.worst_ratio,
+        code=reason.code if reason else None,
+    )

@@ -11,6 +11,7 @@ RELOADABLE = (
     "placement.limit_ratio",
     "placement.pin_check_seconds",
     "placement.repair",
+    "server.api_keys_file",
     "server.drain_seconds",
     "systemd.load_extension_seconds",
     "systemd.stall_seconds",

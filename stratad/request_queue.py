@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 
 from stratad.engine_status import EngineStatus, EngineTotals, LatencyObserver
@@ -21,6 +20,7 @@ from stratad.generation import (
     QueueFull,
     RequestError,
 )
+from stratad.waiting_line import WaitingLine
 
 # Without a measured rate yet, a refused client is sent away for this long.
 _DEFAULT_RETRY_SECONDS = 5
@@ -35,7 +35,7 @@ class RequestQueue:
         self._slot_count = slot_count
         self._latency = latency
         self._changed = threading.Condition()
-        self._waiting: deque[Generation] = deque()
+        self._waiting = WaitingLine()
         self._running: list[Generation] = []
         self._is_accepting = False
         self._is_closed = False
@@ -51,7 +51,7 @@ class RequestQueue:
             self._is_accepting = True
 
     def submit(self, generation: Generation) -> None:
-        """Queues a request.
+        """Queues a request. A full queue has room for a client with fewer waiting than another, which loses its last.
 
         Raises:
             QueueFull: Too many are waiting.
@@ -61,19 +61,25 @@ class RequestQueue:
         with self._changed:
             self._require_open()
             in_flight = len(self._waiting) + len(self._running)
+            crowded_out = None
             if in_flight >= self._slot_count + self._max_queue:
-                raise QueueFull(len(self._waiting), self._retry_seconds())
+                refusal = QueueFull(len(self._waiting), self._retry_seconds())
+                crowded_out = self._waiting.take_from_largest(generation.request.client)
+                if crowded_out is None:
+                    raise refusal
+                self._totals.finish_reasons[refusal.code] += 1
             if in_flight == 0:
                 self._last_step_seconds = time.monotonic()
-            self._waiting.append(generation)
+            self._waiting.add(generation)
             self._changed.notify_all()
+        if crowded_out is not None:
+            crowded_out.deliver(Failed(refusal))
 
     def cancel(self, generation: Generation) -> None:
         """Ends a waiting request at once; a running one after its current step."""
         with self._changed:
             generation.is_cancelled = True
-            if generation in self._waiting:
-                self._waiting.remove(generation)
+            if self._waiting.remove(generation):
                 self._totals.finish_reasons["cancelled"] += 1
                 self._changed.notify_all()
 
@@ -117,6 +123,8 @@ class RequestQueue:
                 finish_reasons=tuple(sorted(self._totals.finish_reasons.items())),
                 last_timings=self._totals.last_timings,
                 failure=self._failure,
+                slot_list=self._totals.slot_list,
+                prompt_cache=self._totals.prompt_cache,
             )
 
     def stalled_seconds(self) -> float:
@@ -146,13 +154,22 @@ class RequestQueue:
             return not self._is_closed
 
     def take_next(self) -> Generation | None:
-        """The request that has waited longest, which runs from now on; None when none waits."""
+        """The request whose turn it is, which runs from now on; None when none waits."""
         with self._changed:
-            if not self._waiting:
-                return None
-            generation = self._waiting.popleft()
-            self._running.append(generation)
+            generation = self._waiting.take_next(self._running)
+            if generation is not None:
+                self._running.append(generation)
             return generation
+
+    def take_late(self, timeout_seconds: float) -> list[Generation]:
+        """Those that have waited longer than this, which count as running until they are ended."""
+        now_seconds = time.perf_counter()
+        with self._changed:
+            late = [one for one in self._waiting if now_seconds - one.submitted_seconds > timeout_seconds]
+            for generation in late:
+                self._waiting.remove(generation)
+            self._running += late
+        return late
 
     def note_progress(self) -> None:
         """The engine is about to make its next step."""

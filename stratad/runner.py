@@ -48,13 +48,25 @@ class SliceCounters:
     """What one slice of the pool has done since it was built.
 
     `wait_seconds` is time its workers stood at barriers, `drain_seconds` time from its first idle
-    worker to the end of a batch, `tasks` the row blocks it computed, `expert_bytes` the weight bytes it read.
+    worker to the end of a batch, `tasks` the row blocks it computed, `expert_bytes` and `dense_bytes` the weight
+    bytes it read, `workers` how many take tasks from it.
     """
 
     wait_seconds: float
     drain_seconds: float
     tasks: int
     expert_bytes: int
+    dense_bytes: int = 0
+    workers: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CacheCounters:
+    """Choices of the router that GPUs' caches held, those that were the pool's, and the bytes of the hits."""
+
+    hits: int
+    misses: int
+    hit_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +100,24 @@ class GpuCounters:
 
 @dataclass(frozen=True, slots=True)
 class NativeCounters:
-    """Running totals of the native side; slices in the order of their index."""
+    """Running totals of the native side; slices in the order of their index.
+
+    Attributes:
+        slices: The pool's, one for each slice.
+        fused_chains: Expert layers computed as one job.
+        fallback_operations: Operations of expert layers that ran by themselves.
+        repaired_pages: Pages moved back to their slice's node.
+        pinned_bytes: Of the arena, registered with a GPU's runtime.
+        locked_bytes: Of the arena, locked in memory.
+        jobs: Pairs of kind and number of the pool's other jobs, sorted by kind.
+        small_runs: Runs of small operations on the decode thread alone.
+        pool_graphs: Passes over the model that the pool computed.
+        ggml_graphs: Passes handed to ggml's own threads.
+        calls: Calls of llama.cpp.
+        call_tokens: Tokens computed in them.
+        call_seconds: Time in them.
+        gpus: One for each GPU that takes part.
+    """
 
     slices: tuple[SliceCounters, ...]
     fused_chains: int
@@ -96,6 +125,26 @@ class NativeCounters:
     repaired_pages: int = 0
     pinned_bytes: int = 0
     gpus: tuple[GpuCounters, ...] = ()
+    locked_bytes: int = 0
+    jobs: tuple[tuple[str, int], ...] = ()
+    small_runs: int = 0
+    pool_graphs: int = 0
+    ggml_graphs: int = 0
+    calls: int = 0
+    call_tokens: int = 0
+    call_seconds: float = 0.0
+
+    @property
+    def expert_cache(self) -> CacheCounters | None:
+        """The totals of all GPUs' expert caches; None where there is no such cache."""
+        caches = [gpu for gpu in self.gpus if gpu.cache_slots]
+        if not caches:
+            return None
+        return CacheCounters(
+            hits=sum(gpu.cache_hits for gpu in caches),
+            misses=sum(gpu.cache_misses for gpu in caches),
+            hit_bytes=sum(gpu.cache_hit_bytes for gpu in caches),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +232,18 @@ class TokenLikelihood:
     log_probability: float
 
 
+@dataclass(frozen=True, slots=True)
+class StateShape:
+    """What saving a sequence now would give: its bytes, and from which position on it can be cut once restored.
+
+    A memory that keeps no earlier positions (recurrent layers, a window that has moved on) can be used as a whole
+    only: `first_cut` is then its length, or near it.
+    """
+
+    size_bytes: int
+    first_cut: int
+
+
 class Sampler(Protocol):
     """The sampling state of one request. Opaque: only the runner that opened it reads it."""
 
@@ -248,11 +309,26 @@ class ModelRunner(Protocol):
         layers, sliding windows); 0 always works.
         """
 
+    def first_cut(self, sequence: int) -> int:
+        """The first position from which on `truncate` works for what a sequence holds now, besides 0."""
+
+    def state_shape(self, sequence: int) -> StateShape:
+        """What `save_state` would give now."""
+
+    def save_state(self, sequence: int, into: memoryview) -> None:
+        """Copies a sequence's memory into `into`, which has as many bytes as `state_shape` says."""
+
+    def restore_state(self, sequence: int, state: memoryview) -> None:
+        """Gives a sequence the memory that `save_state` copied; what is computed from there on has the same bits.
+
+        Raises ValueError, with the sequence empty, when the state is of another model or context.
+        """
+
     def adopt_decode_thread(self) -> None:
         """Pins the calling thread to the seat of worker 0. Called once, on the decode thread."""
 
     def counters(self) -> NativeCounters:
-        """Running totals. Cheap; safe from any thread."""
+        """Running totals. Cheap; safe from any thread. Waits for no step, and no step waits for it."""
 
     def placement(self, pages_per_slice: int) -> PlacementReport:
         """Asks the kernel where at most `pages_per_slice` pages of each slice lie. Safe from any thread."""

@@ -16,14 +16,16 @@ from stratad.errors import DaemonError
 SYSTEM_DIRECTORY = Path("/run/stratad")
 _ENDPOINT_FILE = "endpoint.json"
 _PLAN_FILE = "plan.json"
+_TOKEN_FILE = "administration-token"
 
 
 @dataclass(frozen=True, slots=True)
 class RunningDaemon:
-    """A daemon that said where it listens: `http://host:port`, or `unix:/path`."""
+    """A daemon that said where it listens: `http://host:port`, or `unix:/path`, and in which directory it did."""
 
     endpoint: str
     process_id: int
+    directory: Path
 
 
 def runtime_directory(configured: Path | None, environment: Environment) -> Path:
@@ -34,14 +36,17 @@ def runtime_directory(configured: Path | None, environment: Environment) -> Path
 
 
 @contextlib.contextmanager
-def published(directory: Path, endpoint: str) -> Iterator[None]:
+def published(directory: Path, endpoint: str, administration_token: str = "") -> Iterator[None]:
     """Says in `directory` where this process listens, as long as the context lasts.
+
+    Whoever may read the token there, root and this user, may drain the daemon.
 
     Raises:
         DaemonError: The directory cannot be written, or belongs to somebody else.
     """
     _prepare(directory)
     content = json.dumps({"endpoint": endpoint, "process_id": os.getpid()}) + "\n"
+    _write(directory / _TOKEN_FILE, administration_token, mode=0o600)
     _write(directory / _ENDPOINT_FILE, content)
     try:
         yield
@@ -51,6 +56,7 @@ def published(directory: Path, endpoint: str) -> Iterator[None]:
         if running is not None and running.process_id == os.getpid():
             (directory / _ENDPOINT_FILE).unlink(missing_ok=True)
             (directory / _PLAN_FILE).unlink(missing_ok=True)
+            (directory / _TOKEN_FILE).unlink(missing_ok=True)
 
 
 def publish_plan(directory: Path, plan: Mapping[str, object]) -> None:
@@ -76,13 +82,35 @@ def find_running(configured: Path | None, environment: Environment) -> RunningDa
     )
 
 
+def is_running(daemon: RunningDaemon) -> bool:
+    """Whether the daemon lives and has not taken its address back."""
+    return read_running(daemon.directory) == daemon and _is_alive(daemon.process_id)
+
+
 def read_running(directory: Path) -> RunningDaemon | None:
     """What a daemon left in `directory`; None when there is nothing that can be read."""
     try:
         document = json.loads((directory / _ENDPOINT_FILE).read_text(encoding="utf-8"))
-        return RunningDaemon(str(document["endpoint"]), int(document["process_id"]))
+        return RunningDaemon(str(document["endpoint"]), int(document["process_id"]), directory)
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def read_administration_token(directory: Path) -> str:
+    """The token that allows to administrate the daemon of this directory.
+
+    Raises:
+        DaemonError: It may not be read by this user, or is not there.
+    """
+    try:
+        return (directory / _TOKEN_FILE).read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError) as error:
+        because = error.strerror if isinstance(error, OSError) and error.strerror else "it cannot be read"
+        raise DaemonError(
+            tried=f"reading {directory / _TOKEN_FILE}",
+            because=because,
+            remedy="run this as root or as the daemon's user (sudo stratactl ...)",
+        ) from error
 
 
 def _user_directory(environment: Environment) -> Path:
@@ -108,13 +136,18 @@ def _prepare(directory: Path) -> None:
         raise DaemonError(tried, "it is not a directory of this user's own", remedy=remedy)
 
 
-def _write(path: Path, content: str) -> None:
-    """Replaces the file in one step: a reader sees the old text or the new one."""
+def _write(path: Path, content: str, mode: int = 0o644) -> None:
+    """Replaces the file in one step: a reader sees the old text or the new one.
+
+    The unit's umask hides files from other users, and where the daemon listens is no secret; what is, has a mode
+    of its own before the content is in it.
+    """
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
+        draft.unlink(missing_ok=True)
+        draft.touch(mode=mode & 0o600)
         draft.write_text(content, encoding="utf-8")
-        # The unit's umask hides files from other users, and where the daemon listens is no secret.
-        draft.chmod(0o644)
+        draft.chmod(mode)
         draft.replace(path)
     except OSError as error:
         raise DaemonError(

@@ -12,14 +12,45 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from planner import Reason
 from stratad.chat_template import ChatMessage, ChatTemplate
 from stratad.engine import Engine, Ticket
-from stratad.expert_share import expert_share_document
-from stratad.generation import Deliver, GenerationRequest, NotAccepting
+from stratad.generation import (
+    Deliver,
+    EngineFailure,
+    GenerationRequest,
+    InvalidRequest,
+    NotAccepting,
+    PromptTooLong,
+    QueueFull,
+    RequestError,
+)
 from stratad.metrics import Sample
 from stratad.runner import ModelRunner
-from stratad.service_samples import check_samples, counter_samples, engine_samples, state_samples
-from stratad.verify import PlacementCheck, Verdict, check_placement, placement_document
+from stratad.service_document import (
+    cache_document,
+    check_document,
+    decode_document,
+    pool_document,
+    reason_document,
+)
+from stratad.service_samples import (
+    check_samples,
+    counter_samples,
+    engine_samples,
+    reason_samples,
+    refusal_samples,
+    state_samples,
+)
+from stratad.status_document import (
+    MachineDocument,
+    PlannedSliceDocument,
+    PlanSummaryDocument,
+    StatusDocument,
+)
+from stratad.verify import PlacementCheck, Verdict, check_placement
+
+_REFUSALS = (EngineFailure, InvalidRequest, NotAccepting, PromptTooLong, QueueFull)
 
 
 class ServiceState(StrEnum):
@@ -33,36 +64,42 @@ class ServiceState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Notice:
-    """A finding to show: one of the plan's reasons, or one made after it (placement check, template)."""
-
-    code: str
-    effect: str
-    message: str
-    remedy: str | None = None
-
-    def as_document(self) -> dict[str, object]:
-        """The notice as JSON values."""
-        return {"code": self.code, "effect": self.effect, "message": self.message, "remedy": self.remedy}
-
-
-@dataclass(frozen=True, slots=True)
 class PlanSummary:
-    """The plan in force, as far as the service shows it; `document` is the whole plan as JSON values."""
+    """The plan in force, as far as the service shows it; `document` is the whole plan as JSON values.
+
+    `machine` is the machine that it was made for, with what each CPU does by it.
+    """
 
     policy: str
     fingerprint: str
-    reasons: tuple[Notice, ...] = ()
+    reasons: tuple[Reason, ...] = ()
     document: Mapping[str, object] = field(default_factory=dict)
+    confidence: str = ""
+    arena_scope: str = ""
+    worker_count: int = 0
+    slices: tuple[PlannedSliceDocument, ...] = ()
+    machine: MachineDocument | None = None
+
+    def as_document(self) -> PlanSummaryDocument:
+        """The plan in short."""
+        return PlanSummaryDocument(
+            policy=self.policy,
+            fingerprint=self.fingerprint,
+            confidence=self.confidence,
+            workers=self.worker_count,
+            slices=list(self.slices),
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceLimits:
-    """Settings the service needs; see `stratad.config`."""
+    """Settings the service needs; see `stratad.config`. The last two are only shown."""
 
     limit_ratio: float
     placement_sample_pages: int
     stall_seconds: float
+    placement_check_seconds: float = 0.0
+    max_queue: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +111,10 @@ class ServingParts:
     chat_template: ChatTemplate
 
 
+class NotServing(Exception):
+    """Something was asked of a daemon that only a serving one can do."""
+
+
 class Service:
     """The daemon's state, and the way to the engine once there is one."""
 
@@ -81,17 +122,21 @@ class Service:
         self.model_name = model_name
         self.version = version
         self.created_seconds = int(time.time())
+        self._start_seconds = time.monotonic()
         self._limits = limits
         self._lock = threading.Lock()
         self._state = ServiceState.LOADING
         self._stage = "starting"
         self._fraction = 0.0
         self._plan: PlanSummary | None = None
-        self._notices: dict[str, Notice] = {}
+        self._findings: dict[str, Reason] = {}
         self._degrading: set[str] = set()
+        self._is_stopping = False
         self._parts: ServingParts | None = None
         self._check: PlacementCheck | None = None
         self._check_seconds = 0.0
+        # From 0 on: Prometheus sees no increase in a series that begins with its first refusal.
+        self._refused = {kind.code: 0 for kind in _REFUSALS}
 
     # --- Start-up and shutdown tell ---------------------------------------------------------------
 
@@ -105,21 +150,21 @@ class Service:
         with self._lock:
             self._plan = plan
 
-    def notice(self, notice: Notice, *, degrades: bool = False) -> None:
+    def found(self, reason: Reason, *, degrades: bool = False) -> None:
         """Something was found that the plan did not say; one for each code is kept, the last.
 
-        With `degrades`, a serving daemon is degraded until the notice is withdrawn.
+        With `degrades`, a serving daemon is degraded until the finding is withdrawn.
         """
         with self._lock:
-            self._notices[notice.code] = notice
+            self._findings[reason.code] = reason
             if degrades:
-                self._degrading.add(notice.code)
+                self._degrading.add(reason.code)
             self._settle_state()
 
     def withdraw(self, code: str) -> None:
-        """The notice of this code does not hold any more; does nothing when there is none."""
+        """The finding of this code does not hold any more; does nothing when there is none."""
         with self._lock:
-            self._notices.pop(code, None)
+            self._findings.pop(code, None)
             self._degrading.discard(code)
             self._settle_state()
 
@@ -141,10 +186,37 @@ class Service:
             self._state = ServiceState.READY
             self._settle_state()
 
+    def pause(self) -> None:
+        """New requests are refused until `resume`. May be repeated.
+
+        Raises:
+            NotServing: The daemon does not serve, so there is nothing to pause.
+        """
+        with self._lock:
+            if self._parts is None or self._is_stopping:
+                raise NotServing("it is starting or stopping")
+            self._state = ServiceState.DRAINING
+            self._parts.engine.stop_accepting()
+
+    def resume(self) -> None:
+        """Requests are taken again after `pause`; does nothing when there was none.
+
+        Raises:
+            NotServing: The daemon is stopping for good, or has not served yet.
+        """
+        with self._lock:
+            if self._parts is None or self._is_stopping:
+                raise NotServing("it is starting or stopping")
+            if self._state is ServiceState.DRAINING:
+                self._parts.engine.start_accepting()
+                self._state = ServiceState.READY
+                self._settle_state()
+
     def draining(self) -> None:
-        """New requests are refused from now on."""
+        """New requests are refused from now on, for good."""
         with self._lock:
             self._state = ServiceState.DRAINING
+            self._is_stopping = True
             parts = self._parts
         if parts is not None:
             parts.engine.stop_accepting()
@@ -174,7 +246,12 @@ class Service:
 
     def submit(self, request: GenerationRequest, deliver: Deliver) -> Ticket:
         """Hands the request to the engine; raises as `Engine.submit`, and NotAccepting while loading."""
-        return self._serving_parts().engine.submit(request, deliver)
+        try:
+            return self._serving_parts().engine.submit(request, deliver)
+        except RequestError as error:
+            with self._lock:
+                self._refused[error.code] = self._refused.get(error.code, 0) + 1
+            raise
 
     def render_chat(self, messages: Sequence[ChatMessage]) -> str:
         """The prompt for these messages. Raises ChatTemplateError, and NotAccepting while loading."""
@@ -211,26 +288,31 @@ class Service:
             and parts.engine.status().failure is None
         )
 
-    def document(self) -> dict[str, object]:
-        """Everything `stratactl status` and the status page show, as JSON values."""
+    def document(self) -> StatusDocument:
+        """Everything `stratactl status` and the status page show."""
         state = self.state
         with self._lock:
             plan, check, parts = self._plan, self._check, self._parts
-            age_seconds = time.monotonic() - self._check_seconds
+            now_seconds = time.monotonic()
+            age_seconds = now_seconds - self._check_seconds
             stage, fraction = self._stage, self._fraction
-            notices = [*(plan.reasons if plan else ()), *self._notices.values()]
-        return {
-            "state": state.value,
-            "stage": stage,
-            "loaded_ratio": fraction,
-            "model": self.model_name,
-            "version": self.version,
-            "plan": _plan_document(plan) if plan else None,
-            "reasons": [notice.as_document() for notice in notices],
-            "placement": {**placement_document(check), "age_seconds": age_seconds} if check else None,
-            "decode": _decode_document(parts.engine) if parts else None,
-            "experts": expert_share_document(parts.runner.counters()) if parts else None,
-        }
+            reasons = [*(plan.reasons if plan else ()), *self._findings.values()]
+        counters = parts.runner.counters() if parts else None
+        return StatusDocument(
+            state=state.value,
+            stage=stage,
+            loaded_ratio=fraction,
+            uptime_seconds=now_seconds - self._start_seconds,
+            model=self.model_name,
+            version=self.version,
+            plan=plan.as_document() if plan else None,
+            machine=plan.machine if plan else None,
+            reasons=[reason_document(reason) for reason in reasons],
+            placement=check_document(check, age_seconds) if check else None,
+            decode=decode_document(parts.engine.status(), parts.runner) if parts else None,
+            pool=pool_document(counters) if counters else None,
+            expert_cache=cache_document(counters) if counters else None,
+        )
 
     def plan_document(self) -> Mapping[str, object] | None:
         """The whole plan as JSON values; None before there is one."""
@@ -238,21 +320,31 @@ class Service:
             return self._plan.document if self._plan else None
 
     def samples(self) -> Iterator[Sample]:
-        """Every metric that is read at the moment of a scrape."""
+        """Every metric that is read at the moment of a scrape.
+
+        No lock is held while the engine and the native side are asked: a scrape that is slow there delays nobody.
+        """
         yield Sample("stratad_build_info", 1, (self.version, "llama.cpp"))
         yield from state_samples(self.state.value)
         with self._lock:
             plan, check, parts = self._plan, self._check, self._parts
             age_seconds = time.monotonic() - self._check_seconds
-            notices = [*(plan.reasons if plan else ()), *self._notices.values()]
+            reasons = [*(plan.reasons if plan else ()), *self._findings.values()]
+            fraction, limits, refused = self._fraction, self._limits, dict(self._refused)
+        yield Sample("stratad_loaded_ratio", fraction if parts is None else 1.0)
+        yield Sample("stratad_queue_capacity", limits.max_queue, (self.model_name,))
+        yield Sample("stratad_placement_check_interval_seconds", limits.placement_check_seconds)
         if plan is not None:
-            yield Sample("stratad_plan_info", 1, (plan.policy, plan.fingerprint))
-        for code, effect in sorted({(notice.code, notice.effect) for notice in notices}):
-            yield Sample("stratad_plan_reason", 1, (code, effect))
+            labels = (plan.policy, plan.fingerprint, plan.confidence, plan.arena_scope)
+            yield Sample("stratad_plan_info", 1, labels)
+        yield from reason_samples(reasons)
+        yield from refusal_samples(refused, self.model_name)
         if check is not None:
             yield from check_samples(check, age_seconds)
         if parts is not None:
-            yield from engine_samples(parts.engine.status(), self.model_name)
+            yield Sample("stratad_stalled_seconds", parts.engine.stalled_seconds())
+            status, context_tokens = parts.engine.status(), parts.runner.context_tokens
+            yield from engine_samples(status, context_tokens, self.model_name)
             yield from counter_samples(parts.runner.counters())
 
     def _settle_state(self) -> None:
@@ -267,26 +359,3 @@ class Service:
             if self._parts is None:
                 raise NotAccepting(f"the model is not served now: {self._state.value}, {self._stage}")
             return self._parts
-
-
-def _plan_document(plan: PlanSummary) -> dict[str, object]:
-    layout = plan.document.get("layout")
-    workers = layout.get("workers", ()) if isinstance(layout, Mapping) else ()
-    return {"policy": plan.policy, "fingerprint": plan.fingerprint, "workers": len(workers)}
-
-
-def _decode_document(engine: Engine) -> dict[str, object]:
-    status = engine.status()
-    steps_per_second = status.decode_steps / status.decode_seconds if status.decode_seconds else None
-    return {
-        "requests_running": status.running,
-        "requests_waiting": status.waiting,
-        "slots": status.slots,
-        "held_tokens": status.held_tokens,
-        "prompt_tokens_cached": status.cached_tokens,
-        "generation_tokens": status.generation_tokens,
-        "prompt_tokens": status.prompt_tokens,
-        "decode_steps": status.decode_steps,
-        "decode_steps_per_second": steps_per_second,
-        "last_timings": status.last_timings.as_document() if status.last_timings else None,
-    }

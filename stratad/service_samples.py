@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from planner.sysfs import Tree
+from planner import Reason
+from planner.discover import read_node_memory
+from planner.sysfs import MachineFiles
 from stratad.engine_status import EngineStatus
 from stratad.metrics import STATES, Sample
 from stratad.runner import GpuCounters, NativeCounters
 from stratad.verify import PlacementCheck, node_ratios
 
-_KIB = 1024
+# Reasons which say that the plan was made for something else than what is here now.
+DRIFT_CODES = (
+    "applied-plan-differs",
+    "cpuset-narrower-than-plan",
+    "cpuset-wider-than-plan",
+    "machine-differs-from-plan",
+    "memory-nodes-narrower-than-plan",
+    "process-policy-differs",
+    "workers-displaced",
+)
 
 
 def state_samples(state: str) -> Iterator[Sample]:
@@ -19,14 +30,34 @@ def state_samples(state: str) -> Iterator[Sample]:
         yield Sample("stratad_state", float(name == state), (name,))
 
 
-def engine_samples(status: EngineStatus, model_name: str) -> Iterator[Sample]:
-    """The engine's totals."""
+def reason_samples(reasons: Collection[Reason]) -> Iterator[Sample]:
+    """What the plan and the checks after it found, and for each kind of drift whether it is there."""
+    for code, effect in sorted({(reason.code, reason.effect.value) for reason in reasons}):
+        yield Sample("stratad_plan_reason", 1, (code, effect))
+    codes = {reason.code for reason in reasons}
+    for code in DRIFT_CODES:
+        yield Sample("stratad_plan_drift", float(code in codes), (code,))
+
+
+def engine_samples(status: EngineStatus, context_tokens: int, model_name: str) -> Iterator[Sample]:
+    """The engine's totals; each of its slots can hold `context_tokens`."""
     model = (model_name,)
     yield Sample("stratad_generation_tokens_total", status.generation_tokens, model)
     yield Sample("stratad_prompt_tokens_total", status.prompt_tokens, model)
     yield Sample("stratad_prompt_tokens_cached_total", status.cached_tokens, model)
     yield Sample("stratad_slots", status.slots, model)
     yield Sample("stratad_held_tokens", status.held_tokens, model)
+    yield Sample("stratad_kv_cache_usage_ratio", status.held_tokens / (status.slots * context_tokens), model)
+    cache = status.prompt_cache
+    yield Sample("stratad_prompt_cache_bytes", cache.size_bytes, model)
+    yield Sample("stratad_prompt_cache_limit_bytes", cache.limit_bytes, model)
+    yield Sample("stratad_prompt_cache_entries", cache.entries, model)
+    yield Sample("stratad_prompt_cache_lookups_total", cache.lookups, model)
+    yield Sample("stratad_prompt_cache_restores_total", cache.restores, model)
+    yield Sample("stratad_prompt_cache_restored_tokens_total", cache.restored_tokens, model)
+    yield Sample("stratad_prompt_cache_saves_total", cache.saves, model)
+    yield Sample("stratad_prompt_cache_evictions_total", cache.evictions, model)
+    yield Sample("stratad_prompt_cache_copy_seconds_total", cache.copy_seconds, model)
     yield Sample("stratad_requests_running", status.running, model)
     yield Sample("stratad_requests_waiting", status.waiting, model)
     yield Sample("stratad_decode_steps_total", status.decode_steps)
@@ -36,18 +67,35 @@ def engine_samples(status: EngineStatus, model_name: str) -> Iterator[Sample]:
         yield Sample("stratad_requests_total", count, (model_name, reason))
 
 
+def refusal_samples(refused: Mapping[str, int], model_name: str) -> Iterator[Sample]:
+    """How many requests were refused, by the error's code."""
+    for code, count in sorted(refused.items()):
+        yield Sample("stratad_requests_refused_total", count, (model_name, code))
+
+
 def counter_samples(counters: NativeCounters) -> Iterator[Sample]:
     """The pool's and the backend's totals."""
     for index, slot in enumerate(counters.slices):
         label = (str(index),)
+        yield Sample("stratad_pool_workers", slot.workers, label)
         yield Sample("stratad_pool_barrier_wait_seconds_total", slot.wait_seconds, label)
         yield Sample("stratad_pool_drain_seconds_total", slot.drain_seconds, label)
         yield Sample("stratad_pool_tasks_total", slot.tasks, label)
         yield Sample("stratad_expert_bytes_total", slot.expert_bytes, label)
+        yield Sample("stratad_dense_bytes_total", slot.dense_bytes, label)
     yield Sample("stratad_fused_chains_total", counters.fused_chains)
     yield Sample("stratad_fallback_operations_total", counters.fallback_operations)
+    for kind, count in counters.jobs:
+        yield Sample("stratad_pool_jobs_total", count, (kind,))
+    yield Sample("stratad_pool_small_runs_total", counters.small_runs)
+    yield Sample("stratad_graphs_total", counters.pool_graphs, ("pool",))
+    yield Sample("stratad_graphs_total", counters.ggml_graphs, ("ggml",))
+    yield Sample("stratad_engine_calls_total", counters.calls)
+    yield Sample("stratad_engine_tokens_total", counters.call_tokens)
+    yield Sample("stratad_engine_seconds_total", counters.call_seconds)
     yield Sample("stratad_placement_repaired_pages_total", counters.repaired_pages)
     yield Sample("stratad_pinned_bytes", counters.pinned_bytes)
+    yield Sample("stratad_arena_locked_bytes", counters.locked_bytes)
     for gpu in counters.gpus:
         yield from gpu_samples(gpu)
 
@@ -76,6 +124,9 @@ def gpu_samples(gpu: GpuCounters) -> Iterator[Sample]:
 def check_samples(check: PlacementCheck, age_seconds: float) -> Iterator[Sample]:
     """The last placement check; a slice without a home node shows its share on each node that holds pages."""
     yield Sample("stratad_placement_check_age_seconds", age_seconds)
+    yield Sample("stratad_placement_limit_ratio", check.limit_ratio)
+    if check.worst_ratio is not None:
+        yield Sample("stratad_placement_worst_ratio", check.worst_ratio)
     for placement in check.report.slices:
         slice_label = str(placement.slice_index)
         yield Sample("stratad_placement_pages_unknown", placement.unknown_pages, (slice_label,))
@@ -89,12 +140,16 @@ def check_samples(check: PlacementCheck, age_seconds: float) -> Iterator[Sample]
         yield Sample("stratad_arena_bytes", size_bytes, (str(node_id),))
 
 
-def node_memory_samples(tree: Tree, node_ids: Sequence[int]) -> Iterator[Sample]:
-    """Free memory of the nodes now; a node without a readable meminfo has no sample."""
+def node_memory_samples(tree: MachineFiles, node_ids: Sequence[int]) -> Iterator[Sample]:
+    """Memory and huge pages of the nodes now; what the kernel does not tell has no sample."""
     for node_id in node_ids:
-        text = tree.text(f"/sys/devices/system/node/node{node_id}/meminfo") or ""
-        for line in text.splitlines():
-            words = line.split()
-            # "Node 0 MemFree:  123 kB"
-            if len(words) >= 4 and words[2] == "MemFree:" and words[3].isdigit():
-                yield Sample("stratad_node_memory_free_bytes", int(words[3]) * _KIB, (str(node_id),))
+        node, label = read_node_memory(tree, node_id), str(node_id)
+        if node.memory_total_bytes is not None and node.free_bytes is not None:
+            yield Sample("stratad_node_memory_total_bytes", node.memory_total_bytes, (label,))
+            yield Sample("stratad_node_memory_free_bytes", node.free_bytes, (label,))
+            yield Sample("stratad_node_memory_available_bytes", node.available_bytes or 0, (label,))
+        for pool in node.huge_pages:
+            labels = (label, str(pool.page_bytes))
+            yield Sample("stratad_node_huge_pages_bytes", pool.total_count * pool.page_bytes, labels)
+            if pool.free_count is not None:
+                yield Sample("stratad_node_huge_pages_free_bytes", pool.free_count * pool.page_bytes, labels)

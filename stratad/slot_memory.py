@@ -1,4 +1,4 @@
-"""How many slots have room: each holds the key-value cache of one request beside the weights."""
+"""How many slots have room beside the weights, each with the key-value cache of one request, and what prompt cache."""
 
 from __future__ import annotations
 
@@ -7,12 +7,28 @@ from typing import TYPE_CHECKING
 
 from planner import Effect, Reason, Topology
 from planner.facts import node_headroom_bytes
+from planner.quantity import GIB
 from stratad.facts import slot_context_tokens
 from stratad.model import ModelFacts
 
 if TYPE_CHECKING:
     # pydantic takes its time, and `stratactl plan` often needs no configuration.
     from stratad.config import Configuration
+
+# Left to itself the prompt cache stays small beside what else may need the memory: other programs, the page cache,
+# and the engine's own buffers for computing, which nobody counts.
+_PROMPT_CACHE_SHARE = 8
+_PROMPT_CACHE_BYTES_MOST = 8 * GIB
+_PROMPT_CACHE_BYTES_UNTOLD = GIB // 2
+
+
+def with_fitting_memory(
+    configuration: Configuration, model: ModelFacts, topology: Topology
+) -> tuple[Configuration, tuple[Reason, ...]]:
+    """Give the configuration with as many slots and as large a prompt cache as there is memory for, and why."""
+    configuration, slots_reason = with_fitting_slots(configuration, model, topology)
+    configuration, cache_reason = with_fitting_prompt_cache(configuration, model, topology)
+    return configuration, tuple(reason for reason in (slots_reason, cache_reason) if reason is not None)
 
 
 def with_fitting_slots(
@@ -38,6 +54,52 @@ def with_fitting_slots(
         remedy=f"free memory, lower model.context_tokens, or set model.slots = {slots}",
     )
     return replace(configuration, model=replace(configuration.model, slots=slots)), reason
+
+
+def with_fitting_prompt_cache(
+    configuration: Configuration, model: ModelFacts, topology: Topology
+) -> tuple[Configuration, Reason | None]:
+    """Give the configuration with what the memory has room for of a configured prompt cache, and a Reason when less."""
+    asked = configuration.model.prompt_cache_bytes
+    left = _bytes_beside_slots(configuration, model, topology)
+    if asked is None or left is None or asked <= left:
+        return configuration, None
+    fitting = max(0, left)
+    reason = Reason(
+        code="prompt-cache-reduced",
+        effect=Effect.WARNS,
+        message=f"memory has room for a prompt cache of {fitting} of {asked} bytes beside weights and slots",
+        evidence={
+            "prompt_cache_bytes": fitting,
+            "asked_bytes": asked,
+            "slots": configuration.model.slots,
+            "slot_bytes": _slot_bytes(configuration, model),
+            "weight_bytes": model.tensor_bytes_total,
+            "available_bytes": available_bytes(topology),
+        },
+        remedy="free memory, or set model.prompt_cache_bytes to what fits, or leave it out",
+    )
+    return replace(configuration, model=replace(configuration.model, prompt_cache_bytes=fitting)), reason
+
+
+def prompt_cache_limit(configuration: Configuration, model: ModelFacts, topology: Topology) -> int:
+    """Give the bytes that the prompt cache may take: as configured, else a part of what is left beside the slots."""
+    configured = configuration.model.prompt_cache_bytes
+    if configured is not None:
+        return configured
+    left = _bytes_beside_slots(configuration, model, topology)
+    if left is None:
+        return _PROMPT_CACHE_BYTES_UNTOLD
+    return max(0, min(_PROMPT_CACHE_BYTES_MOST, left // _PROMPT_CACHE_SHARE))
+
+
+def _bytes_beside_slots(configuration: Configuration, model: ModelFacts, topology: Topology) -> int | None:
+    """Give what is available beyond weights and slots, below 0 when that is too little; None when not told."""
+    available = available_bytes(topology)
+    if available is None:
+        return None
+    slot_bytes = configuration.model.slots * _slot_bytes(configuration, model)
+    return available - model.tensor_bytes_total - slot_bytes
 
 
 def fitting_slots(asked_slots: int, slot_bytes: int, weight_bytes: int, available: int | None) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from stratad.engine_status import SlotStatus
 from stratad.generation import Generation
 from stratad.prompt import common_length
 from stratad.runner import ModelRunner, Sampler, SequenceTokens
@@ -49,6 +50,13 @@ class Slot:
         tokens = self.generation.tokens[held_count : held_count + token_count]
         return SequenceTokens(self.sequence, held_count, tokens, token_count == self.needed_tokens)
 
+    def status(self) -> SlotStatus:
+        """What it holds and does."""
+        if self.assignment is None:
+            return SlotStatus(len(self.held_tokens))
+        generation = self.generation
+        return SlotStatus(len(self.held_tokens), len(generation.prompt), generation.predicted_tokens)
+
     def keep_beginning(self, length: int, runner: ModelRunner) -> None:
         """Cuts the memory to its first `length` tokens, or empties it where the model's cannot be cut there."""
         try:
@@ -61,15 +69,16 @@ class Slot:
             runner.truncate(self.sequence, 0)
         del self.held_tokens[length:]
 
-    def reusable_tokens(self, prompt: Sequence[int]) -> int:
-        """How many tokens of `prompt` it holds already.
+    def reusable_tokens(self, prompt: Sequence[int], runner: ModelRunner) -> int:
+        """How many tokens of `prompt` it holds already; 0 when its memory cannot be cut where they part.
 
         One token at least is left to compute: its logits give the first token of the answer.
         """
-        return common_length(self.held_tokens, prompt[:-1])
+        length = common_length(self.held_tokens, prompt[:-1])
+        return length if length and length >= runner.first_cut(self.sequence) else 0
 
 
-def suitable_slot(slots: Sequence[Slot], prompt: Sequence[int]) -> Slot | None:
+def suitable_slot(slots: Sequence[Slot], prompt: Sequence[int], runner: ModelRunner) -> Slot | None:
     """The free slot that holds most of the prompt's beginning, of equal ones the longest unused; None: all serve.
 
     A beginning that is the smaller part of both the prompt and what the slot holds, such as a start token, does
@@ -77,8 +86,14 @@ def suitable_slot(slots: Sequence[Slot], prompt: Sequence[int]) -> Slot | None:
     """
 
     def preference(slot: Slot) -> tuple[int, int]:
-        length = slot.reusable_tokens(prompt)
+        length = slot.reusable_tokens(prompt, runner)
         counts = 2 * length >= min(len(prompt), len(slot.held_tokens))
         return (-length if counts else 0, slot.last_use)
 
     return min((slot for slot in slots if slot.assignment is None), key=preference, default=None)
+
+
+def longest_unused_slot(slots: Sequence[Slot]) -> Slot | None:
+    """The free slot that was given a request longest ago, empty ones first; None: all serve."""
+    free = (slot for slot in slots if slot.assignment is None)
+    return min(free, key=lambda slot: (bool(slot.held_tokens), slot.last_use), default=None)

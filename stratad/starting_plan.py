@@ -16,9 +16,7 @@ from planner import (
     parse_policy,
     parse_scope,
 )
-from planner.explain import log_lines, reason_log_line
 from planner.sysfs import Tree
-from stratad import journal
 from stratad.apply import memory_policy_failures
 from stratad.config import Configuration, Environment
 from stratad.facts import (
@@ -30,6 +28,7 @@ from stratad.facts import (
 )
 from stratad.gpu_runtime import GpuFindings, open_gpus
 from stratad.model import ModelFacts
+from stratad.reason_log import inform_of, log_plan, warn_of
 from stratad.stored_plan import BLOCKING_CODES, process_policy, read_stored_plan, unit_differences
 
 # What the plan or the unit asks for and this process does not have: it serves, and says that it is degraded.
@@ -44,8 +43,8 @@ def starting_gpus(topology: Topology, configuration: Configuration) -> GpuFindin
     """
     findings = open_gpus(configuration.gpu, topology)
     for reason in findings.reasons:
-        write = journal.warn_line if reason.effect is Effect.WARNS else journal.inform_line
-        write(reason_log_line(reason))
+        log = warn_of if reason.effect is Effect.WARNS else inform_of
+        log(reason)
     return findings
 
 
@@ -78,11 +77,10 @@ def starting_plan(
         *_idle_gpus(plan, gpus),
     )
     for reason in findings:
-        journal.warn_line(reason_log_line(reason))
+        warn_of(reason)
     if failures or any(reason.code in BLOCKING_CODES for reason in findings):
         return decide_plan(topology, model, configuration, gpus), findings
-    for line in log_lines(plan):
-        journal.inform_line(line)
+    log_plan(plan)
     return plan, findings
 
 
@@ -148,6 +146,5 @@ def decide_plan(
         plan = make_plan(topology, plan_request(model, options), machine_calibration(STATE_DIRECTORY))
     except PlanRefused as refusal:
         raise refusal_error(refusal) from refusal
-    for line in log_lines(plan):
-        journal.inform_line(line)
+    log_plan(plan)
     return plan

@@ -5,16 +5,13 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from importlib import metadata
+from dataclasses import dataclass
 from pathlib import Path
 
-from planner import (
-    Plan,
-    Topology,
-)
-from planner.explain import reason_log_line
+from planner import Effect, Plan, Reason, Topology
 from planner.sysfs import Tree
 from stratad import journal
+from stratad.access import Access
 from stratad.apply import apply_process_memory
 from stratad.chat_template import FALLBACK_TEMPLATE_NAME, ChatTemplate, open_chat_template
 from stratad.config import Configuration, Environment
@@ -25,29 +22,38 @@ from stratad.expert_profile import FILE_NAME, SAVE_PAUSE_SECONDS, ProfileKeeper
 from stratad.facts import STATE_DIRECTORY, machine_facts
 from stratad.gpu_fallback import device_error, go_on_without_gpus
 from stratad.gpu_runtime import GpuFindings
-from stratad.loading import Loading, StoppedWhileLoading, loaded, notice_of
-from stratad.metrics import Metrics
+from stratad.loading import Loading, StoppedWhileLoading, loaded
+from stratad.machine_watch import MachineWatch
+from stratad.metrics import Metrics, Sample
 from stratad.model import read_model_facts
 from stratad.native_runner import NativeRunner
+from stratad.own_unit import restart_count
 from stratad.pinning import PinWatch
 from stratad.placement_watch import PlacementWatch
+from stratad.prompt_place import loaded_reason, saved_prompts_place
+from stratad.reason_log import warn_of
 from stratad.reload import reloaded, settings_that_differ
 from stratad.runner import ModelRunner
 from stratad.runtime_directory import published, runtime_directory
-from stratad.server import HttpServer, ServerSettings, create_app, open_listener
-from stratad.service import Notice, Service, ServiceLimits, ServingParts
+from stratad.saved_prompts import SavedPromptsPlace
+from stratad.server import HttpServer, create_app, open_listener
+from stratad.service import Service, ServiceLimits, ServingParts
 from stratad.service_samples import node_memory_samples
-from stratad.slot_memory import with_fitting_slots
+from stratad.slot_memory import prompt_cache_limit, with_fitting_memory
 from stratad.starting_plan import DEGRADING_CODES, decide_plan, starting_gpus, starting_plan
 from stratad.stop_signals import Request, StopSignals
 from stratad.systemd import Notifier, Watchdog
+from stratad.version import stratad_version
 
-# Native code reports progress for every tensor; nobody reads more than a few lines a second.
+# How long one wait for running requests takes while the daemon drains.
 _PROGRESS_PAUSE_SECONDS = 0.5
 
 
 # After draining, answers go out and memory is freed: the kernel needs seconds for hundreds of GiB.
 _CLOSE_SECONDS = 30.0
+
+# What a slow disk writes; systemd is asked for as much time as saved prompts may take at this rate.
+_SAVED_BYTES_PER_SECOND = 50 * 1024**2
 
 
 def run_daemon(
@@ -62,55 +68,65 @@ def run_daemon(
     """
 
     def read_again_fitting() -> Configuration:
-        """A file that asks for more slots than there is room for has not changed."""
-        return with_fitting_slots(read_again(), model, topology)[0]
+        """A file that asks for more than there is room for has not changed."""
+        return with_fitting_memory(read_again(), model, topology)[0]
 
     notifier = Notifier(environment.notify_socket)
     with StopSignals() as stop, contextlib.closing(notifier), contextlib.suppress(StoppedWhileLoading):
         model = read_model_facts(configuration.model.path)
         topology = machine_facts()
-        configuration, reduction = with_fitting_slots(configuration, model, topology)
+        configuration, reductions = with_fitting_memory(configuration, model, topology)
         gpus = starting_gpus(topology, configuration)
         plan, findings = starting_plan(topology, model, configuration, environment, gpus)
         findings = (*gpus.reasons, *findings)
-        if reduction is not None:
-            journal.warn_line(reason_log_line(reduction))
-            findings = (*findings, reduction)
+        place, no_place = saved_prompts_place(configuration, environment, model)
+        reductions = (*reductions, *([no_place] if no_place else []))
+        for reduction in reductions:
+            warn_of(reduction)
+        findings = (*findings, *reductions)
         # Before any other thread starts: each inherits its memory policy from the one that starts it.
         apply_process_memory(plan.process_memory)
-        service, metrics = _open_service(configuration, topology)
+        service, metrics = _open_service(configuration, environment, topology)
         for reason in findings:
-            service.notice(notice_of(reason), degrades=reason.code in DEGRADING_CODES)
-        with _listening(configuration, environment, service, metrics) as (server, directory):
+            service.found(reason, degrades=reason.code in DEGRADING_CODES)
+        access = Access(service, environment.credentials_directory, stop.request_stop)
+        access.read(configuration)
+        with _listening(configuration, environment, access, metrics) as (server, directory):
             loading = Loading(configuration, topology, model, gpus, directory, service, notifier, stop)
             loading.profile_path = (environment.state_directory or STATE_DIRECTORY) / FILE_NAME
-            while (failure := _serve(loading, plan, environment, metrics, read_again_fitting)) is not None:
+            serving = _Serving(environment, metrics, access, place, read_again_fitting)
+            while (failure := _serve(loading, plan, serving)) is not None:
                 plan = _plan_without_gpus(loading, failure)
             # Answers that were cut off still go out.
             server.stop()
     journal.inform("stopped")
 
 
-def _serve(
-    loading: Loading,
-    plan: Plan,
-    environment: Environment,
-    metrics: Metrics,
-    read_again: Callable[[], Configuration],
-) -> DeviceError | None:
+@dataclass(frozen=True, slots=True)
+class _Serving:
+    """What stays the same when a model is loaded anew in place of one whose GPU has failed."""
+
+    environment: Environment
+    metrics: Metrics
+    access: Access
+    saved_prompts: SavedPromptsPlace | None
+    read_again: Callable[[], Configuration]
+
+
+def _serve(loading: Loading, plan: Plan, serving: _Serving) -> DeviceError | None:
     """Loads the model by the plan and serves until a stop signal; gives the error when a GPU has failed."""
     service = loading.service
     try:
         with (
-            _pinging(environment, service, loading.notifier, is_needed=not loading.is_first),
+            _pinging(serving.environment, service, loading.notifier, is_needed=not loading.is_first),
             loaded(loading, plan) as runner,
-            _started_engine(loading, runner, metrics) as engine,
+            _started_engine(loading, serving.saved_prompts, runner, serving.metrics) as engine,
         ):
             loading.is_first = False
             service.serving(ServingParts(engine, runner, _chat_template(runner, service)))
             _say_ready(service, loading.notifier)
             with _profile_kept(loading, runner):
-                _serve_until_stopped(loading, environment, engine, read_again)
+                _serve_until_stopped(loading, engine, serving)
             # After that nobody can reach the runner any more.
             service.stopped()
             engine.close()
@@ -139,14 +155,19 @@ def _profile_kept(loading: Loading, runner: NativeRunner) -> Iterator[None]:
         keeper.look()
 
 
-def _open_service(configuration: Configuration, topology: Topology) -> tuple[Service, Metrics]:
+def _open_service(
+    configuration: Configuration, environment: Environment, topology: Topology
+) -> tuple[Service, Metrics]:
     """The service in its state of loading, and the metrics that read it."""
     name = configuration.model.name or configuration.model.path.stem
-    service = Service(name, _version(), _limits(configuration))
+    service = Service(name, stratad_version(), _limits(configuration))
     metrics = Metrics(name)
     metrics.add_source(service.samples)
     tree, node_ids = Tree(Path("/")), [node.node_id for node in topology.nodes]
     metrics.add_source(lambda: node_memory_samples(tree, node_ids))
+    restarts = restart_count(tree) if environment.notify_socket else None
+    if restarts is not None:
+        metrics.add_source(lambda: [Sample("stratad_service_restarts_total", restarts)])
     return service, metrics
 
 
@@ -155,22 +176,24 @@ def _limits(configuration: Configuration) -> ServiceLimits:
         limit_ratio=configuration.placement.limit_ratio,
         placement_sample_pages=configuration.metrics.placement_sample_pages,
         stall_seconds=configuration.systemd.stall_seconds,
+        placement_check_seconds=configuration.metrics.placement_check_seconds,
+        max_queue=configuration.server.max_queue,
     )
 
 
 @contextlib.contextmanager
 def _listening(
-    configuration: Configuration, environment: Environment, service: Service, metrics: Metrics
+    configuration: Configuration, environment: Environment, access: Access, metrics: Metrics
 ) -> Iterator[tuple[HttpServer, Path]]:
     """Listens and answers from now on, with /health saying "loading"; gives server and runtime directory."""
     settings = configuration.server
     listener = open_listener(settings.host, settings.port, settings.unix_socket)
-    app_settings = ServerSettings(settings.max_body_bytes, listener.is_loopback, settings.allowed_hosts)
-    server = HttpServer(create_app(service, metrics, app_settings), listener)
+    app_settings = access.server_settings(configuration, listener)
+    server = HttpServer(create_app(access.service, metrics, app_settings), listener)
     server.start()
     directory = runtime_directory(settings.runtime_directory, environment)
     try:
-        with published(directory, listener.endpoint):
+        with published(directory, listener.endpoint, access.token):
             journal.inform("listening", endpoint=listener.endpoint)
             yield server, directory
     finally:
@@ -178,7 +201,9 @@ def _listening(
 
 
 @contextlib.contextmanager
-def _started_engine(loading: Loading, runner: ModelRunner, metrics: Metrics) -> Iterator[Engine]:
+def _started_engine(
+    loading: Loading, place: SavedPromptsPlace | None, runner: ModelRunner, metrics: Metrics
+) -> Iterator[Engine]:
     """The engine on its own thread, after the model has answered once; closed at the end.
 
     Raises:
@@ -191,6 +216,8 @@ def _started_engine(loading: Loading, runner: ModelRunner, metrics: Metrics) -> 
         max_tokens_default=configuration.server.max_tokens_default,
         chunk_tokens=configuration.model.chunk_tokens,
         on_device_failure=lambda failure: loading.stop.ask_for_replacement(),
+        prompt_cache_bytes=prompt_cache_limit(configuration, loading.model, loading.topology),
+        saved_prompts=place,
     )
     engine = Engine(runner, settings, metrics)
     try:
@@ -199,6 +226,8 @@ def _started_engine(loading: Loading, runner: ModelRunner, metrics: Metrics) -> 
         if runner.device_failure is None:
             raise
         raise device_error(runner.device_failure) from error
+    if place is not None and (reason := loaded_reason(engine.loaded_prompts, place)) is not None:
+        loading.tell((reason,))
     try:
         yield engine
     finally:
@@ -211,8 +240,8 @@ def _chat_template(runner: ModelRunner, service: Service) -> ChatTemplate:
     )
     if problem is not None:
         message = f"{problem}; {FALLBACK_TEMPLATE_NAME} is used"
-        journal.inform("chat template", message)
-        service.notice(Notice("chat-template-fallback", "informs", message))
+        journal.inform("chat template", message, code="chat-template-fallback")
+        service.found(Reason("chat-template-fallback", Effect.INFORMS, message))
     return template
 
 
@@ -223,6 +252,7 @@ def _watched(
     """Placement is checked again and again, and the supervisor hears signs of life."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(PinWatch(service, configuration.placement.pin_check_seconds))
+        stack.enter_context(MachineWatch(service, configuration.metrics.placement_check_seconds))
         stack.enter_context(
             PlacementWatch(
                 service,
@@ -247,38 +277,37 @@ def _pinging(
         yield
 
 
-def _serve_until_stopped(
-    loading: Loading, environment: Environment, engine: Engine, read_again: Callable[[], Configuration]
-) -> None:
+def _serve_until_stopped(loading: Loading, engine: Engine, serving: _Serving) -> None:
     """Watches over a serving daemon, reads settings again when asked, and drains it at the end."""
     configuration, service, notifier = loading.configuration, loading.service, loading.notifier
     while True:
-        with _watched(configuration, environment, service, notifier):
+        with _watched(configuration, serving.environment, service, notifier):
             request = loading.stop.wait()
             if request is Request.STOP:
                 _drain(configuration, service, engine, notifier, loading.stop)
             if request is not Request.RELOAD:
                 return
-        configuration = _reload(configuration, service, notifier, read_again)
+        configuration = _reload(configuration, serving.access, notifier, serving.read_again)
 
 
 def _reload(
-    running: Configuration, service: Service, notifier: Notifier, read_again: Callable[[], Configuration]
+    running: Configuration, access: Access, notifier: Notifier, read_again: Callable[[], Configuration]
 ) -> Configuration:
     """The configuration that counts after SIGHUP; a file that cannot be used changes nothing."""
     notifier.reloading()
     try:
         fresh = read_again()
+        result = reloaded(running, fresh)
+        access.read(result)
     except StratadError as error:
         journal.report_block(render_error(error))
         notifier.ready("the configuration cannot be used; the former one still counts")
         return running
-    result = reloaded(running, fresh)
-    service.limited(_limits(result))
+    access.service.limited(_limits(result))
     journal.inform("reload", settings=",".join(settings_that_differ(running, result)) or "none")
     if later := settings_that_differ(result, fresh):
         journal.warn("reload", "these settings count after a restart", settings=",".join(later))
-    _say_ready(service, notifier)
+    _say_ready(access.service, notifier)
     return result
 
 
@@ -292,7 +321,10 @@ def _drain(
 ) -> None:
     """Lets running requests finish within the limit, or until a second stop signal."""
     limit_seconds = configuration.server.drain_seconds
-    notifier.stopping("finishing running requests", limit_seconds + _CLOSE_SECONDS)
+    saving_seconds = (
+        configuration.model.save_slots * configuration.model.save_slots_bytes / _SAVED_BYTES_PER_SECOND
+    )
+    notifier.stopping("finishing running requests", limit_seconds + saving_seconds + _CLOSE_SECONDS)
     service.draining()
     status = engine.status()
     journal.inform("stopping", requests_running=status.running, requests_waiting=status.waiting)
@@ -301,10 +333,3 @@ def _drain(
         if engine.drain(min(rest_seconds, _PROGRESS_PAUSE_SECONDS)):
             return
     journal.warn("stopping", "requests were cut off", requests_running=engine.status().running)
-
-
-def _version() -> str:
-    try:
-        return metadata.version("stratad")
-    except metadata.PackageNotFoundError:
-        return "source"

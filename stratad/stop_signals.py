@@ -80,6 +80,12 @@ class StopSignals:
         """True once it was asked twice."""
         return self._is_urgent.is_set()
 
+    def request_stop(self) -> None:
+        """Asks for an orderly end as the first stop signal does; may be repeated, on any thread."""
+        with self._something:
+            self._requested.set()
+            self._something.notify_all()
+
     def wait(self) -> Request:
         """The next thing that the daemon is asked for; to stop comes first."""
         with self._something:

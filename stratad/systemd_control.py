@@ -49,6 +49,14 @@ class Systemctl:
         """Restarts the unit. Raises SystemdError with what the unit's journal is called."""
         self._act("restart", unit)
 
+    def stop(self, unit: str) -> None:
+        """Stops the unit and waits for it. Raises SystemdError."""
+        self._act("stop", unit)
+
+    def start(self, unit: str) -> None:
+        """Starts the unit and waits until it is ready. Raises SystemdError."""
+        self._act("start", unit)
+
     def is_active(self, unit: str) -> bool:
         """Whether the unit runs, or is on its way up."""
         return self.property_of(unit, "ActiveState") in ("active", "activating", "reloading")

@@ -2,6 +2,8 @@
 
 #include <exception>
 #include <mutex>
+#include <stdexcept>
+#include <string>
 
 #include "backend/arena_buffer.hpp"
 #include "backend/device_state.hpp"
@@ -119,12 +121,15 @@ void register_pool_device() {
 }
 
 void attach_pool(std::shared_ptr<Pool> pool) {
+  if (pool != nullptr && pool->slice_count() > kMostSlices)
+    throw std::invalid_argument("the device counts for at most " + std::to_string(kMostSlices) + " slices");
   DeviceState& device = DeviceState::instance();
   const std::lock_guard guard(device.mutex);
   device.lanes.resize(pool == nullptr ? 1 : static_cast<size_t>(pool->worker_count()));
   for (auto& lane : device.lanes)
     if (!lane) lane = std::make_unique<Lane>();
   device.has_pool.store(pool != nullptr, std::memory_order_relaxed);
+  if (pool != nullptr) device.slice_count.store(pool->slice_count(), std::memory_order_relaxed);
   device.pool = std::move(pool);
 }
 
@@ -138,9 +143,8 @@ void set_device_options(const DeviceOptions& options) {
 }
 
 DeviceCounters device_counters() {
-  DeviceState& device = DeviceState::instance();
-  const std::lock_guard guard(device.mutex);
-  return device.counters;
+  const DeviceState& device = DeviceState::instance();
+  return device.counters.copy(device.slice_count.load(std::memory_order_relaxed));
 }
 
 }  // namespace stratad

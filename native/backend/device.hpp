@@ -79,6 +79,7 @@ void register_pool_device();
 void attach_pool(std::shared_ptr<Pool> pool);
 void set_device_options(const DeviceOptions& options);
 
+// From any thread at any time: it waits for no computation, and none waits for it.
 DeviceCounters device_counters();
 
 }  // namespace stratad

@@ -4,6 +4,31 @@
 
 namespace stratad {
 
+namespace {
+
+std::vector<uint64_t> copy_of(const SliceTotals& totals, int slice_count) {
+  std::vector<uint64_t> values(static_cast<size_t>(slice_count));
+  for (int slice = 0; slice < slice_count; ++slice)
+    values[slice] = totals[slice].load(std::memory_order_relaxed);
+  return values;
+}
+
+}  // namespace
+
+DeviceCounters DeviceTotals::copy(int slice_count) const {
+  constexpr auto relaxed = std::memory_order_relaxed;
+  return {.fused_chains = fused_chains.load(relaxed),
+          .fallback_operations = fallback_operations.load(relaxed),
+          .expert_bytes = copy_of(expert_bytes, slice_count),
+          .graphs = graphs.load(relaxed),
+          .dense_jobs = dense_jobs.load(relaxed),
+          .lane_products = lane_products.load(relaxed),
+          .attentions = attentions.load(relaxed),
+          .stretches = stretches.load(relaxed),
+          .whole_graphs = whole_graphs.load(relaxed),
+          .dense_bytes = copy_of(dense_bytes, slice_count)};
+}
+
 DeviceState& DeviceState::instance() {
   static DeviceState device_state;
   return device_state;

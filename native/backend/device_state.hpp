@@ -1,6 +1,8 @@
 // Everything the device keeps between calls, shared by the backends of all contexts.
 #pragma once
 
+#include <array>
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -14,17 +16,33 @@
 
 namespace stratad {
 
+// As many as Linux has NUMA nodes at most.
+inline constexpr int kMostSlices = 1024;
+using SliceTotals = std::array<std::atomic<uint64_t>, kMostSlices>;
+
+// What DeviceCounters is a copy of. Who computes counts, and holds the device's mutex for a whole graph; who
+// reads holds nothing, so a scrape neither waits for a step nor delays one. Nothing is ordered by the counts.
+struct DeviceTotals {
+  std::atomic<uint64_t> fused_chains{0}, fallback_operations{0};
+  std::atomic<uint64_t> graphs{0}, dense_jobs{0}, lane_products{0}, attentions{0}, stretches{0},
+      whole_graphs{0};
+  SliceTotals expert_bytes{}, dense_bytes{};
+
+  DeviceCounters copy(int slice_count) const;
+};
+
 struct DeviceState {
   // One computation at a time: contexts share pool, lanes and jobs. Guards all below but the atomics, which
   // ggml also asks for while it builds a graph.
   std::mutex mutex;
   std::shared_ptr<Pool> pool;
   std::atomic<bool> has_pool{false};
+  std::atomic<int> slice_count{0};  // of the pool attached last
   std::atomic<std::optional<int>> max_pool_tokens;
   std::atomic<bool> fuse_chains{DeviceOptions{}.fuse_chains};
   std::atomic<std::optional<InstructionSet>> kernels;
   size_t smallest_product_bytes = DeviceOptions{}.smallest_product_bytes;
-  DeviceCounters counters;
+  DeviceTotals counters;
   std::vector<std::unique_ptr<Lane>> lanes;  // one for each worker; the first is the calling thread's
   ChainJob chain_job;
   ProductJob product_job;
@@ -44,13 +62,13 @@ struct DeviceState {
   int run_experts(ggml_cgraph* graph, int first);
   // Runs a job that reads weights, and counts their bytes.
   template <class WeightJob>
-  void run(WeightJob& job, std::vector<uint64_t>& bytes);
+  void run(WeightJob& job, SliceTotals& bytes);
 };
 
 template <class WeightJob>
-void DeviceState::run(WeightJob& job, std::vector<uint64_t>& bytes) {
-  bytes.resize(static_cast<size_t>(pool->slice_count()));
-  for (int slice = 0; slice < pool->slice_count(); ++slice) bytes[slice] += job.weight_bytes(slice);
+void DeviceState::run(WeightJob& job, SliceTotals& bytes) {
+  for (int slice = 0; slice < pool->slice_count(); ++slice)
+    bytes[slice].fetch_add(job.weight_bytes(slice), std::memory_order_relaxed);
   pool->run(job);
 }
 

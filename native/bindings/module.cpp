@@ -12,6 +12,7 @@
 #include "arena/row_cut.hpp"
 #include "backend/device.hpp"
 #include "bindings/gpu_modules.hpp"
+#include "bindings/measure.hpp"
 #include "engine/context.hpp"
 #include "engine/model.hpp"
 #include "engine/sampler.hpp"
@@ -39,6 +40,11 @@ Progress progress_of(const py::object& callable) {
 template <class T>
 py::array_t<T> to_array(std::span<const T> values) {
   return py::array_t<T>(static_cast<py::ssize_t>(values.size()), values.data());
+}
+
+// A buffer's memory; `view` must outlive the span.
+std::span<uint8_t> bytes_of(const py::buffer_info& view) {
+  return {static_cast<uint8_t*>(view.ptr), static_cast<size_t>(view.size * view.itemsize)};
 }
 
 void translate_errors(py::module_& module) {
@@ -98,6 +104,13 @@ void bind_pool(py::module_& module) {
            py::arg("slices"), py::arg("workers"), py::arg("spin_seconds") = 50e-6, ReleaseGil())
       .def_property_readonly("slice_count", &Pool::slice_count)
       .def_property_readonly("worker_count", &Pool::worker_count)
+      .def(
+          "workers_of",
+          [](const Pool& pool, int slice) {
+            if (slice < 0 || slice >= pool.slice_count()) throw std::out_of_range("no such slice");
+            return pool.workers_of(slice);
+          },
+          py::arg("slice"))
       .def("adopt_calling_thread", &Pool::adopt_calling_thread)
       .def("counters", [](const Pool& pool) {
         std::vector<SliceCounters> counters;
@@ -373,23 +386,25 @@ void bind_context(py::module_& module) {
       .def("forget", &Context::forget, py::arg("sequence"), py::arg("begin") = 0, py::arg("end") = -1,
            ReleaseGil())
       .def("cut", &Context::cut, py::arg("sequence"), py::arg("position"), ReleaseGil())
+      .def("first_cut", &Context::first_cut, py::arg("sequence"))
+      .def("first_cut_when_restored", &Context::first_cut_when_restored, py::arg("sequence"))
+      .def("state_bytes", &Context::state_bytes, py::arg("sequence") = 0, ReleaseGil())
       .def(
           "save_state",
-          [](const Context& context, llama_seq_id sequence) {
-            std::vector<uint8_t> state;
-            {
-              const py::gil_scoped_release release;
-              state = context.save_state(sequence);
-            }
-            return py::bytes(reinterpret_cast<const char*>(state.data()), state.size());
+          [](const Context& context, llama_seq_id sequence, const py::buffer& state) {
+            const py::buffer_info view = state.request(true);
+            const std::span<uint8_t> bytes = bytes_of(view);
+            const py::gil_scoped_release release;
+            context.save_state(sequence, bytes);
           },
-          py::arg("sequence") = 0)
+          py::arg("sequence"), py::arg("state"))
       .def(
           "restore_state",
-          [](Context& context, llama_seq_id sequence, const py::bytes& state) {
-            const std::string_view bytes = state;
+          [](Context& context, llama_seq_id sequence, const py::buffer& state) {
+            const py::buffer_info view = state.request();
+            const std::span<const uint8_t> bytes = bytes_of(view);
             const py::gil_scoped_release release;
-            context.restore_state(sequence, {reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()});
+            context.restore_state(sequence, bytes);
           },
           py::arg("sequence"), py::arg("state"));
 }
@@ -427,5 +442,6 @@ PYBIND11_MODULE(_native, module) {
   bind_context(module);
   bind_sampler(module);
   bind_gpu_modules(module);
+  bind_measure(module);
   module.def("llama_version", [] { return std::string(llama_version()); });
 }

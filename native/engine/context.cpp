@@ -153,15 +153,48 @@ bool Context::cut(llama_seq_id sequence, llama_pos position) {
   return forget(sequence, position, -1);
 }
 
-std::vector<uint8_t> Context::save_state(llama_seq_id sequence) const {
-  std::vector<uint8_t> state(llama_state_seq_get_size(context_, sequence));
-  state.resize(llama_state_seq_get_data(context_, state.data(), state.size(), sequence));
-  return state;
+llama_pos Context::first_cut(llama_seq_id sequence) const {
+  return first_cut_from(sequence, llama_memory_seq_pos_min(llama_get_memory(context_), sequence));
+}
+
+llama_pos Context::first_cut_when_restored(llama_seq_id sequence) const {
+  const llama_memory_t memory = llama_get_memory(context_);
+  const llama_pos first = llama_memory_seq_pos_min(memory, sequence);
+  const llama_pos window = llama_model_n_swa(model_->get());
+  if (window <= 0) return first_cut_from(sequence, first);
+  return first_cut_from(sequence, std::max(first, llama_memory_seq_pos_max(memory, sequence) - window + 1));
+}
+
+// The rule of cut(), solved for the position.
+llama_pos Context::first_cut_from(llama_seq_id sequence, llama_pos first_held) const {
+  const llama_model* model = model_->get();
+  const llama_pos end = llama_memory_seq_pos_max(llama_get_memory(context_), sequence) + 1;
+  if (llama_model_is_recurrent(model) || llama_model_is_hybrid(model)) return end;
+  if (first_held <= 0) return 0;
+  const llama_pos window = llama_model_n_swa(model);
+  return window > 0 ? std::min(end, first_held + window - 1) : end;
+}
+
+size_t Context::state_bytes(llama_seq_id sequence) const {
+  return llama_state_seq_get_size(context_, sequence);
+}
+
+void Context::save_state(llama_seq_id sequence, std::span<uint8_t> state) const {
+  if (state.size() != state_bytes(sequence))
+    throw std::invalid_argument("a state of " + std::to_string(state_bytes(sequence)) +
+                                " bytes does not fit a buffer of " + std::to_string(state.size()));
+  if (llama_state_seq_get_data(context_, state.data(), state.size(), sequence) != state.size())
+    throw std::runtime_error("llama.cpp cannot save a sequence: " + take_llama_log());
 }
 
 void Context::restore_state(llama_seq_id sequence, std::span<const uint8_t> state) {
-  if (llama_state_seq_set_data(context_, state.data(), state.size(), sequence) == 0)
-    throw std::invalid_argument("this state does not belong to this model and context");
+  take_llama_log();
+  // Where nothing is in the state, llama.cpp would leave what the sequence holds.
+  forget(sequence, -1, -1);
+  if (llama_state_seq_set_data(context_, state.data(), state.size(), sequence) == state.size()) return;
+  // A part of it may be there.
+  forget(sequence, -1, -1);
+  throw std::invalid_argument("this state does not belong to this model and context: " + take_llama_log());
 }
 
 DecodeCounters Context::counters() const noexcept {

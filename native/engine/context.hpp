@@ -80,7 +80,18 @@ class Context {
   // forgotten: what that token reads is not all there any more (recurrent layers, an attention window that
   // has moved on).
   bool cut(llama_seq_id sequence, llama_pos position);
-  std::vector<uint8_t> save_state(llama_seq_id sequence) const;
+  // The first position from which on a sequence can be cut: there, at every later one, and at 0.
+  llama_pos first_cut(llama_seq_id sequence) const;
+  // The same after restoring what save_state() saves now: of an attention window only the part that the next
+  // token reads is saved.
+  llama_pos first_cut_when_restored(llama_seq_id sequence) const;
+
+  // Bytes that save_state() writes now.
+  size_t state_bytes(llama_seq_id sequence) const;
+  // Writes a sequence's memory into `state`, which has state_bytes(). A sequence that restores it goes on
+  // with the same bits. Throws std::invalid_argument when the size is another.
+  void save_state(llama_seq_id sequence, std::span<uint8_t> state) const;
+  // Replaces what a sequence holds. Throws std::invalid_argument, and the sequence is empty then.
   void restore_state(llama_seq_id sequence, std::span<const uint8_t> state);
 
   llama_context* get() const noexcept { return context_; }
@@ -90,6 +101,7 @@ class Context {
 
  private:
   int compute(const llama_batch& batch);
+  llama_pos first_cut_from(llama_seq_id sequence, llama_pos first_held) const;
 
   std::shared_ptr<Model> model_;
   llama_context* context_ = nullptr;

@@ -114,8 +114,12 @@ def source_folder(work: Path, wheel: Path, dependencies: Path) -> Path:
     (source / "requirements.txt").write_text("\n".join(names) + "\n")
     for name, place in _UNIT_FILES.items():
         shutil.copy(ROOT / "packaging/systemd" / name, source / place)
+    shutil.copytree(ROOT / "docs", source / "docs")
+    shutil.copy(ROOT / "README.md", source)
     (source / "demo").mkdir()
     shutil.copy(ROOT / "etc/demo/demo-moe.gguf", source / "demo")
+    for name in ("prometheus", "grafana"):
+        shutil.copytree(ROOT / "etc" / name, source / "monitoring" / name)
     return source
 
 

@@ -31,7 +31,7 @@ from stratad.facts import (
 from stratad.gpu_modules import is_gpu_expected
 from stratad.model import read_model_facts
 from stratad.service_view import service_topology
-from stratad.slot_memory import with_fitting_slots
+from stratad.slot_memory import with_fitting_memory
 from stratad.systemd_control import Systemctl, SystemdControl, SystemdError, system_objections
 from stratad.unit_files import (
     PLAN_PATH,
@@ -107,7 +107,7 @@ def decide_for_service(config: Path, policy: str | None, control: SystemdControl
     model = read_model_facts(configuration.model.path)
     process_id = int(control.property_of(UNIT, "MainPID") or 0) if control is not None else 0
     topology = service_topology(SLICE, process_id or None)
-    configuration, _ = with_fitting_slots(configuration, model, topology)
+    configuration, _ = with_fitting_memory(configuration, model, topology)
     settings = configuration.gpu
     options = configured_options(
         configuration, model, has_gpu=is_gpu_expected(settings.mode, settings.backend_path, topology)

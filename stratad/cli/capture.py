@@ -11,6 +11,7 @@ from planner.discover import topology_of
 from planner.sysfs import Tree
 from stratad.cli.output import json_option, print_json
 from stratad.cli.parameters import LIVE_ROOT
+from stratad.doctor.reading import read_settings
 from stratad.errors import StratadError
 from stratad.machine_archive import Recording, archive_bytes, cleaned, machine_members
 
@@ -32,7 +33,7 @@ def capture(archive: Path, root: Path, as_json: bool) -> None:
     """
     recording = Recording(Tree(root))
     try:
-        topology_of(recording, str(root))
+        topology = topology_of(recording, str(root))
     except TopologyUnreadable as error:
         raise StratadError(
             tried=f"capturing the machine under {root}",
@@ -41,6 +42,8 @@ def capture(archive: Path, root: Path, as_json: bool) -> None:
             remedy="run it on a Linux machine with /sys mounted",
             summary="there is no machine to capture",
         ) from error
+    # What the doctor asks of kernel and hardware; nothing of processes, units or logs.
+    read_settings(recording, topology)
     machine = cleaned(recording)
     content = archive_bytes(machine)
     try:

@@ -39,7 +39,15 @@ COMMANDS: Mapping[str, CommandEntry] = {
         "stratad.cli.install_units", "install_units", "Install the unit files for this installation."
     ),
     "status": CommandEntry("stratad.cli.status", "status", "Show what the running daemon does."),
+    "watch": CommandEntry("stratad.cli.watch", "watch", "Watch the running daemon live."),
+    "chat": CommandEntry("stratad.cli.chat", "chat", "Ask the model, once or in a conversation."),
+    "drain": CommandEntry("stratad.cli.drain", "drain", "End running requests, then stop the daemon."),
     "verify": CommandEntry("stratad.cli.verify", "verify", "Check where the running daemon's pages lie."),
+    "doctor": CommandEntry(
+        "stratad.cli.doctor", "doctor", "Look for what stands in the way, and say what to do."
+    ),
+    "bench": CommandEntry("stratad.cli.bench", "bench", "Measure this machine for the planner."),
+    "tune": CommandEntry("stratad.cli.tune", "tune", "Judge policies end to end on your model."),
 }
 
 

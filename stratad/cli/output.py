@@ -34,10 +34,15 @@ def print_report(text: str) -> None:
     # Terminals only: a pipe needs none of it, and `stratactl plan` must start at once.
     import shutil
 
-    has_colour = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    has_colour = terminal_has_colour()
     click.echo(
         terminal_report(text, shutil.get_terminal_size().columns, has_colour), nl=False, color=has_colour
     )
+
+
+def terminal_has_colour() -> bool:
+    """Say whether a terminal is to get colours: NO_COLOR is not set (no-color.org), and it is not dumb."""
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def terminal_report(text: str, column_count: int, has_colour: bool) -> str:

@@ -38,7 +38,7 @@ from stratad.facts import (
 )
 from stratad.gpu_modules import is_gpu_expected
 from stratad.model import ModelFacts, read_model_facts
-from stratad.slot_memory import with_fitting_slots
+from stratad.slot_memory import with_fitting_memory
 
 if TYPE_CHECKING:
     from planner import Calibration, Running
@@ -243,7 +243,7 @@ def _configured(
 
     configuration = load_configuration(path)
     model = read_model_facts(wishes.model or configuration.model.path)
-    configuration, _ = with_fitting_slots(configuration, model, topology)
+    configuration, _ = with_fitting_memory(configuration, model, topology)
     placement = configuration.placement
     filled = replace(
         options,
@@ -253,6 +253,7 @@ def _configured(
         worker_count=wishes.workers if wishes.workers is not None else placement.workers,
         context_tokens=total_context_tokens(configuration, model),
         has_gpu=_has_gpu(wishes, topology, configuration.gpu.mode, configuration.gpu.backend_path),
+        extra_host_bytes=options.extra_host_bytes + (configuration.model.prompt_cache_bytes or 0),
         pool_spin_seconds=placement.spin_microseconds * 1e-6,
     )
     running = _measured(wishes, configuration)

@@ -14,16 +14,17 @@ class Environment:
     """What the environment tells the daemon; fields are None where it says nothing.
 
     `watchdog_microseconds` is None as well when systemd set it for another process (WATCHDOG_PID).
+    `journal_stream` is device and inode of the file that systemd connected to the journal.
     `plan_path` names the plan that `stratactl apply` wrote; the unit's drop-in sets it (STRATAD_PLAN).
     """
 
     notify_socket: str | None = None
     watchdog_microseconds: int | None = None
-    is_journal: bool = False
+    journal_stream: str | None = None
     runtime_directory: Path | None = None
+    state_directory: Path | None = None
     credentials_directory: Path | None = None
     plan_path: Path | None = None
-    state_directory: Path | None = None
     user_runtime_directory: Path | None = None
     temporary_directory: Path = Path("/tmp")
 
@@ -42,11 +43,11 @@ def read_environment(
         watchdog_microseconds=_watchdog_microseconds(
             values, os.getpid() if process_id is None else process_id
         ),
-        is_journal="JOURNAL_STREAM" in values,
+        journal_stream=values.get("JOURNAL_STREAM") or None,
         runtime_directory=Path(runtime) if runtime else None,
+        state_directory=_optional_path(values.get("STATE_DIRECTORY", "").split(":")[0]),
         credentials_directory=_optional_path(values.get("CREDENTIALS_DIRECTORY")),
         plan_path=_optional_path(values.get("STRATAD_PLAN")),
-        state_directory=_optional_path(values.get("STATE_DIRECTORY", "").split(":")[0]),
         user_runtime_directory=_optional_path(values.get("XDG_RUNTIME_DIR")),
         temporary_directory=Path(values.get("TMPDIR") or tempfile.gettempdir()),
     )

@@ -58,6 +58,21 @@ class ModelSection:
             description="Most prompt tokens computed between two tokens of the answers that run.",
         ),
     ] = 64
+    prompt_cache_bytes: Annotated[
+        int | None,
+        Field(
+            ge=0,
+            description="Host memory for prompts that had to leave their slot; 0 keeps none. "
+            "Default: an eighth of what is left beside weights and slots, at most 8 GiB.",
+        ),
+    ] = None
+    save_slots: Annotated[
+        bool,
+        Field(description="Save what slots and prompt cache hold when the daemon stops, for its next start."),
+    ] = False
+    save_slots_bytes: Annotated[
+        int, Field(ge=0, description="Most bytes of disk that they take; the last used come first.")
+    ] = 1024**3
     threads: Annotated[
         int | None,
         Field(ge=1, description="Threads for what the pool does not compute. Default: the plan's workers."),
@@ -206,6 +221,13 @@ class ServerSection:
         tuple[str, ...],
         Field(description="Host names, besides loopback's, that a request may be addressed to."),
     ] = ()
+    api_keys_file: Annotated[
+        Path | None,
+        Field(
+            description="File with one API key a line; with it, or systemd's credential, clients need a key. "
+            "A relative path counts from this file's folder."
+        ),
+    ] = None
     max_queue: Annotated[
         int, Field(ge=0, le=100_000, description="Requests that may wait; more get 429.")
     ] = 32
@@ -220,11 +242,15 @@ class ServerSection:
         Field(ge=1, description="Answer length when a request names none. Default: to the context's end."),
     ] = None
     drain_seconds: Annotated[
-        float, Field(ge=0, description="How long SIGTERM lets running requests finish.")
+        float, Field(ge=0, description="How long SIGTERM and a drain let running requests finish.")
     ] = 30.0
     runtime_directory: Annotated[
         Path | None,
         Field(description="Where endpoint.json and plan.json lie. Default: systemd's, else one per user."),
+    ] = None
+    state_directory: Annotated[
+        Path | None,
+        Field(description="Where prompts are saved over a restart (model.save_slots). Default: systemd's."),
     ] = None
 
 
@@ -255,6 +281,9 @@ class MetricsSection:
     placement_sample_pages: Annotated[
         int, Field(ge=1, le=1_000_000, description="Pages of each slice that one check looks at.")
     ] = 4096
+    need_key: Annotated[
+        bool, Field(description="Where clients need an API key, scrapers of /metrics need one, too.")
+    ] = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 
 from starlette.applications import Starlette
@@ -13,11 +13,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from stratad import journal
+from stratad.api_keys import ApiKeys
 from stratad.generation import RequestError
 from stratad.metrics import Metrics
+from stratad.server.administration import AdministrationEndpoints
+from stratad.server.authorization import OPEN_PATHS, Administration, ApiKeyCheck
 from stratad.server.completions import CompletionEndpoints
 from stratad.server.failures import HttpFailure, failure_response, request_error_response
-from stratad.server.limits import HostCheck
+from stratad.server.limits import MAX_HEADER_BYTES, HeaderLimit, HostCheck
 from stratad.server.observation import ObservationEndpoints
 from stratad.server.streaming import ClientGone
 from stratad.service import Service
@@ -31,17 +34,22 @@ class ServerSettings:
     """What the HTTP side needs of the configuration.
 
     `checks_host` is set for listeners on loopback, where only this machine's own names are right.
+    `metrics_need_key` closes /metrics, too, where there are API keys.
     """
 
     max_body_bytes: int
     checks_host: bool
     allowed_hosts: tuple[str, ...] = ()
+    api_keys: ApiKeys = field(default_factory=ApiKeys)
+    metrics_need_key: bool = True
+    administration: Administration | None = None
 
 
 def create_app(service: Service, metrics: Metrics, settings: ServerSettings) -> Starlette:
     """The ASGI application over one service."""
     completions = CompletionEndpoints(service, settings.max_body_bytes)
     observation = ObservationEndpoints(service, metrics)
+    administration = AdministrationEndpoints(service, settings.administration)
     return Starlette(
         routes=[
             Route("/v1/chat/completions", completions.chat, methods=["POST"]),
@@ -52,9 +60,12 @@ def create_app(service: Service, metrics: Metrics, settings: ServerSettings) -> 
             Route("/metrics", observation.metrics),
             Route("/status", observation.status),
             Route("/placement", observation.placement),
+            Route("/admin/drain", administration.drain, methods=["POST"]),
+            Route("/admin/drain", administration.resume, methods=["DELETE"]),
+            Route("/openapi.json", observation.api_description),
             Route("/", observation.page),
         ],
-        middleware=[Middleware(HostCheck, settings.allowed_hosts)] if settings.checks_host else [],
+        middleware=_checks(settings),
         exception_handlers={
             HttpFailure: _refused,
             RequestError: _engine_refused,
@@ -64,6 +75,17 @@ def create_app(service: Service, metrics: Metrics, settings: ServerSettings) -> 
             Exception: _unexpected,
         },
     )
+
+
+def _checks(settings: ServerSettings) -> list[Middleware]:
+    """What every request passes before it is looked at, from the outside in."""
+    open_paths = OPEN_PATHS if settings.metrics_need_key else OPEN_PATHS | {"/metrics"}
+    host_check = [Middleware(HostCheck, settings.allowed_hosts)] if settings.checks_host else []
+    return [
+        Middleware(HeaderLimit, MAX_HEADER_BYTES),
+        *host_check,
+        Middleware(ApiKeyCheck, settings.api_keys, open_paths),
+    ]
 
 
 async def _refused(request: Request, error: Exception) -> Response:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from http import HTTPStatus
 
 from starlette.requests import Request
@@ -14,9 +15,15 @@ from stratad.engine import Ticket
 from stratad.generation import Event, Failed, Finished, GenerationRequest, TextPiece
 from stratad.server.bodies import ChatBody, CompletionBody, SamplingBody, TokenizeBody, parse_body
 from stratad.server.failures import HttpFailure, request_error_document
-from stratad.server.limits import read_body
+from stratad.server.limits import client_of, read_body
 from stratad.server.rendering import STREAM_END, ChatShape, CompletionShape, Shape, event_block, joined
-from stratad.server.streaming import EventStream, EventStreamResponse, is_last, or_client_gone
+from stratad.server.streaming import (
+    MAX_UNREAD_BYTES,
+    EventStream,
+    EventStreamResponse,
+    is_last,
+    or_client_gone,
+)
 from stratad.service import Service
 
 
@@ -64,9 +71,11 @@ class CompletionEndpoints:
         self, request: Request, body: SamplingBody, generation: GenerationRequest, shape: Shape
     ) -> Response:
         """Submits the request and waits for its first event, so that a refusal still has its HTTP status."""
-        events = EventStream()
+        events = EventStream(MAX_UNREAD_BYTES if body.stream else None)
         # Tokenizing a long prompt takes a while; the event loop serves other clients meanwhile.
+        generation = replace(generation, client=client_of(request))
         ticket = await asyncio.to_thread(self._service.submit, generation, events.deliver)
+        events.cancels(ticket.cancel)
         first = await or_client_gone(request, ticket, events.next())
         if isinstance(first, Failed):
             raise first.error

@@ -13,6 +13,7 @@ from stratad.generation import (
     InvalidRequest,
     NotAccepting,
     QueueFull,
+    ReaderTooSlow,
     RequestError,
 )
 
@@ -22,6 +23,7 @@ _STATUS_OF_ERROR: tuple[tuple[type[RequestError], HTTPStatus], ...] = (
     (QueueFull, HTTPStatus.TOO_MANY_REQUESTS),
     (NotAccepting, HTTPStatus.SERVICE_UNAVAILABLE),
     (DeadlineExceeded, HTTPStatus.GATEWAY_TIMEOUT),
+    (ReaderTooSlow, HTTPStatus.REQUEST_TIMEOUT),
     (EngineFailure, HTTPStatus.INTERNAL_SERVER_ERROR),
 )
 

@@ -10,6 +10,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from stratad.server.failures import HttpFailure, failure_response
 
+# Request line and headers together, as in h11 and most other servers.
+MAX_HEADER_BYTES = 16 * 1024
+
+# What reverse proxies add about the client they speak for.
+_PROXY_HEADERS = ("forwarded", "via", "x-forwarded-for", "x-real-ip")
+
 
 async def read_body(request: Request, max_body_bytes: int) -> bytes:
     """The request's body.
@@ -30,14 +36,52 @@ async def read_body(request: Request, max_body_bytes: int) -> bytes:
     return b"".join(parts)
 
 
+def client_of(request: Request) -> str:
+    """Whom a request counts for when places are shared out: the address it comes from; "" for a unix socket.
+
+    Behind a proxy all clients are one, and served first come first served.
+    """
+    return request.client.host if request.client is not None else ""
+
+
 def require_local(request: Request) -> None:
     """Does nothing for a client on this machine: loopback, or a unix socket.
 
     Raises:
-        HttpFailure: 403 for any other.
+        HttpFailure: 403 for any other, and for what a proxy on this machine passes on for somebody.
     """
-    if request.client is not None and not _is_loopback(request.client.host):
+    is_far = request.client is not None and not _is_loopback(request.client.host)
+    if is_far or any(name in request.headers for name in _PROXY_HEADERS):
         raise HttpFailure(HTTPStatus.FORBIDDEN, "only for clients on this machine", code="not_local")
+
+
+def has_local_host(request: Request) -> bool:
+    """Whether the Host header names this machine as only this machine can: localhost, or a loopback address."""
+    name = _without_port(_host_header(request.scope)).lower()
+    return name == "localhost" or _is_loopback(name)
+
+
+class HeaderLimit:
+    """Refuses requests whose address and headers together are larger than a limit.
+
+    uvicorn's own limit holds only while the headers have no end yet.
+    """
+
+    def __init__(self, app: ASGIApp, max_header_bytes: int) -> None:
+        self._app = app
+        self._max_header_bytes = max_header_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes a request on, or refuses it with 431."""
+        if scope["type"] == "http" and _header_bytes(scope) > self._max_header_bytes:
+            failure = HttpFailure(
+                HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+                f"address and headers are larger than {self._max_header_bytes} bytes",
+                code="headers_too_large",
+            )
+            await failure_response(failure)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
 
 
 class HostCheck:
@@ -64,6 +108,12 @@ class HostCheck:
     def _is_allowed(self, host: str) -> bool:
         name = _without_port(host).lower()
         return name == "localhost" or name in self._allowed_hosts or _is_loopback(name)
+
+
+def _header_bytes(scope: Scope) -> int:
+    """Bytes of path, query and headers, each header with its colon, blank and line end."""
+    headers = sum(len(name) + len(value) + 4 for name, value in scope["headers"])
+    return len(scope["raw_path"]) + len(scope["query_string"]) + headers
 
 
 def _host_header(scope: Scope) -> str:

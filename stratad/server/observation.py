@@ -10,6 +10,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from stratad.metrics import CONTENT_TYPE, Metrics
 from stratad.server.limits import require_local
+from stratad.server.openapi import api_document
 from stratad.server.page import PAGE
 from stratad.service import Service, ServiceState
 from stratad.verify import placement_document
@@ -49,7 +50,9 @@ class ObservationEndpoints:
 
     async def status(self, request: Request) -> Response:
         """State, plan, reasons, last placement check and decode figures."""
-        return JSONResponse(self._service.document())
+        # As in `metrics`.
+        document = await asyncio.to_thread(self._service.document)
+        return Response(document.model_dump_json(), media_type="application/json")
 
     async def placement(self, request: Request) -> Response:
         """A fresh sample of page placement, for clients on this machine: it costs a system call per page."""
@@ -57,11 +60,10 @@ class ObservationEndpoints:
         check = await asyncio.to_thread(self._service.sample_placement)
         return JSONResponse({**placement_document(check), "plan": self._service.plan_document()})
 
+    async def api_description(self, request: Request) -> Response:
+        """The OpenAPI document of this API."""
+        return JSONResponse(api_document(self._service.version))
+
     async def page(self, request: Request) -> Response:
         """The status page; it reads /status itself."""
-        # The page runs its own script and talks to its own origin, and nothing else.
-        policy = (
-            "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
-        )
-        headers = {"Content-Security-Policy": policy, "X-Content-Type-Options": "nosniff"}
-        return HTMLResponse(PAGE, headers=headers)
+        return HTMLResponse(PAGE.text, headers=PAGE.headers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,7 +20,7 @@ def event_block(document: object) -> str:
     return f"data: {json.dumps(document, ensure_ascii=False, separators=(',', ':'))}\n\n"
 
 
-def joined(pieces: Sequence[TextPiece]) -> TextPiece:
+def joined(pieces: Collection[TextPiece]) -> TextPiece:
     """A whole answer of its pieces."""
     tokens = tuple(token for piece in pieces for token in piece.tokens)
     return TextPiece("".join(piece.text for piece in pieces), tokens)

@@ -14,7 +14,7 @@ class Verdict(Enum):
     GOAL = "goal"
     MUST = "must"
     BELOW = "BELOW"
-    # The plain read varied too much during the run: the machine was busy with something else.
+    # What we are held against varied too much during the run: the machine was busy with something else.
     NOT_JUDGED = "not judged"
 
 
@@ -52,45 +52,60 @@ BARS = (
     Bar("9", "pool barrier over OpenMP barrier", 0.8, 0.6, True, is_cost=True),
     Bar("10", "arena placed, filled and locked over reading into fresh memory", 0.8, 0.95, True),
     Bar("11", "load over llama.cpp's load", 2.0, 3.0, False),
+    Bar("streams", "several streams through the engine over a loop of llama.cpp's own", 1.2, 1.6, False),
+    Bar("http", "what HTTP adds to a step of these streams, by the clock", 0.05, 0.02, False, is_cost=True),
+    Bar("http-cpu", "CPU time of the server's thread over the step", 0.05, 0.02, False, is_cost=True),
     Bar("12", "share of a decode step that is not reading weights", 0.20, 0.10, False, is_cost=True),
 )
 BAR_OF = {bar.key: bar for bar in BARS}
 
-# Above this, the reads that everything is held against say more about the machine's other guests than about us.
-READ_VARIATION_LIMIT = 1.5
+# Above this, what we are held against says more about the machine's other guests than about us.
+REFERENCE_VARIATION_LIMIT = 1.5
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A bar's samples in one setting: the median of `ratios` counts. `read_rates`: plain reads beside them."""
+    """A bar's samples in one setting: the median of per-round ratios counts.
+
+    `reference_variation` is the largest over the smallest of what they were held against (mostly a plain read).
+    """
 
     bar: Bar
     setting: str
     median: float
     lowest: float
     highest: float
-    read_variation: float = 1.0
+    reference_variation: float = 1.0
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether the machine was quiet enough."""
+        return self.verdict is not Verdict.NOT_JUDGED
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether the bar was seen to hold."""
+        return self.verdict in (Verdict.GOAL, Verdict.MUST)
 
     @property
     def verdict(self) -> Verdict:
-        """Where it stands; a missed bar on a busy machine proves nothing."""
-        verdict = self.bar.judge(self.median)
-        if self.read_variation > READ_VARIATION_LIMIT:
+        """Where it stands; on a busy machine neither a missed nor a reached bar proves anything."""
+        if self.reference_variation > REFERENCE_VARIATION_LIMIT:
             return Verdict.NOT_JUDGED
-        return verdict
+        return self.bar.judge(self.median)
 
 
 def measured(
-    key: str, setting: str, ratios: Sequence[float], read_rates: Sequence[float] = (1.0,)
+    key: str, setting: str, ratios: Sequence[float], references: Sequence[float] = (1.0,)
 ) -> Measured:
-    """Median and range of per-round ratios; `read_rates` are the plain reads of the same rounds."""
+    """Median and range of per-round ratios; `references` are the same rounds' values they are held against."""
     return Measured(
         BAR_OF[key],
         setting,
         statistics.median(ratios),
         min(ratios),
         max(ratios),
-        max(read_rates) / min(read_rates),
+        max(references) / min(references),
     )
 
 

@@ -6,8 +6,9 @@
 // Experts are multiplied as the pool does it: 768 x 2048 is gate and up, two runs side by side; 2048 x 768 is
 // down, one run. Each worker takes its share of the rows of every expert and knows which expert comes next.
 //
-// usage: kernel_bench [--type Q4_K]... [--rounds 9] [--mib 2048] [--huge-pages]
-// prints: type rows columns workers tokens kernel ratio lowest highest GB/s(kernel) GB/s(read)
+// usage: kernel_bench [--type Q4_K]... [--rounds 9] [--mib 2048] [--huge-pages] [--single-token]
+// --single-token: our kernels with one token, nothing else.
+// prints: type rows columns workers tokens kernel ratio lowest highest GB/s(kernel) GB/s(read) lowest highest
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -41,6 +42,7 @@ struct Options {
   int rounds = 9;
   size_t arena_bytes = size_t{2} << 30;  // far more than any cache, unless computing alone is looked at
   bool uses_huge_pages = false;
+  bool is_single_token = false;
 };
 
 // Reads without computing: what memory gives, in the widest loads that there are.
@@ -105,8 +107,9 @@ class Bench {
       for (int token = 0; token < kKernelTokens; ++token)
         kernel.quantise(tokens_[token].data(), matrix_.columns,
                         aligned(token, kernel.activation_bytes(matrix_.columns)));
-      for (int count : {1, kKernelTokens})
-        compare(name, count, [&](int worker) { multiply(kernel, count, worker); });
+      compare(name, 1, [&](int worker) { multiply(kernel, 1, worker); });
+      if (!options_.is_single_token)
+        compare(name, kKernelTokens, [&](int worker) { multiply(kernel, kKernelTokens, worker); });
     }
   }
 
@@ -152,10 +155,10 @@ class Bench {
     }
     for (auto* samples : {&ratios, &rates, &read_rates}) std::sort(samples->begin(), samples->end());
     const size_t middle = ratios.size() / 2;
-    std::printf("%s %lld %lld %d %d %s %.3f %.3f %.3f %.2f %.2f\n", ggml_type_name(matrix_.type),
+    std::printf("%s %lld %lld %d %d %s %.3f %.3f %.3f %.2f %.2f %.2f %.2f\n", ggml_type_name(matrix_.type),
                 static_cast<long long>(matrix_.rows), static_cast<long long>(matrix_.columns),
                 pool_.worker_count(), tokens, name, ratios[middle], ratios.front(), ratios.back(),
-                rates[middle], read_rates[middle]);
+                rates[middle], read_rates[middle], read_rates.front(), read_rates.back());
     std::fflush(stdout);
   }
 
@@ -234,6 +237,10 @@ Options parse(std::span<char*> arguments) {
       options.uses_huge_pages = true;
       continue;
     }
+    if (option == "--single-token") {
+      options.is_single_token = true;
+      continue;
+    }
     const char* value = index + 1 < arguments.size() ? arguments[++index] : "";
     if (option == "--rounds") options.rounds = std::max(1, std::atoi(value));
     if (option == "--mib") options.arena_bytes = static_cast<size_t>(std::max(4, std::atoi(value))) << 20;
@@ -268,7 +275,7 @@ int main(int count, char** arguments) {
         Bench bench(options, matrix, static_cast<char*>(memory), workers);
         bench.compare_kernels("avx512", avx512_row_kernels());
         bench.compare_kernels("avx2", avx2_row_kernels());
-        bench.compare_ggml();
+        if (!options.is_single_token) bench.compare_ggml();
       }
   return 0;
 }

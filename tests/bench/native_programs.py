@@ -31,19 +31,25 @@ class KernelRow:
     ratio: float
     lowest: float
     highest: float
+    read_variation: float
 
     @classmethod
     def parse(cls, line: str) -> KernelRow:
-        """From "type rows columns workers tokens kernel ratio lowest highest ..."."""
+        """From "type rows columns workers tokens kernel", three ratios and four rates in GB/s.
+
+        The ratios are median, lowest and highest; the rates are the kernel's median and the plain read's median,
+        lowest and highest.
+        """
         words = line.split()
         ratios = [float(word) for word in words[6:9]]
-        name = words[0].upper()
-        return cls(name, f"{words[1]}x{words[2]}", int(words[3]), int(words[4]), words[5], *ratios)
+        slowest, fastest = float(words[11]), float(words[12])
+        name, shape = words[0].upper(), f"{words[1]}x{words[2]}"
+        return cls(name, shape, int(words[3]), int(words[4]), words[5], *ratios, fastest / slowest)
 
-    def under(self, bar: Bar) -> Measured:
-        """This row as a bar's measure. Every ratio has a plain read of its own, so it is always judged."""
-        setting = f"{self.weight_type} {self.shape}"
-        return Measured(bar, setting, self.ratio, self.lowest, self.highest)
+    def under(self, bar: Bar, single: float = 1.0) -> Measured:
+        """This row as a bar's measure, its ratios over `single`."""
+        ratios = (self.ratio / single, self.lowest / single, self.highest / single)
+        return Measured(bar, f"{self.weight_type} {self.shape}", *ratios, self.read_variation)
 
 
 def run_program(name: str, *arguments: str) -> Iterator[str]:
@@ -58,12 +64,11 @@ def run_program(name: str, *arguments: str) -> Iterator[str]:
         raise SystemExit(f"{name} ended with status {process.returncode}")
 
 
-def kernel_rows(types: Sequence[str], rounds: int) -> list[KernelRow]:
-    """Every kernel that this CPU runs, for each type, with 1 and 2 workers, 1 and 4 tokens."""
+def kernel_rows(types: Sequence[str], rounds: int, *options: str) -> list[KernelRow]:
+    """Every kernel that this CPU runs, for each type, with 1 and 2 workers, 1 and 4 tokens; see kernel_bench.cpp."""
     arguments = [word for name in types for word in ("--type", name)]
-    return [
-        KernelRow.parse(line) for line in run_program("kernel_bench", *arguments, "--rounds", str(rounds))
-    ]
+    lines = run_program("kernel_bench", *arguments, "--rounds", str(rounds), *options)
+    return [KernelRow.parse(line) for line in lines]
 
 
 def kernel_results(rows: Sequence[KernelRow]) -> list[Measured]:
@@ -78,8 +83,7 @@ def kernel_results(rows: Sequence[KernelRow]) -> list[Measured]:
         single = singles.get((row.weight_type, row.shape))
         if single and (row.workers, row.tokens, row.kernel) == (2, 1, single.kernel):
             # Both are over a plain read of as many workers, so what is left is the kernel's own scaling.
-            scaling = [row.ratio / single.ratio, row.lowest / single.ratio, row.highest / single.ratio]
-            results.append(Measured(BAR_OF["4"], f"{row.weight_type} {row.shape}", *scaling))
+            results.append(row.under(BAR_OF["4"], single.ratio))
     return results
 
 
@@ -100,18 +104,26 @@ def _bar_of(row: KernelRow) -> str | None:
 def pool_results(workers: int, rounds: int) -> list[Measured]:
     """Bars 8 and 9."""
     ratios: dict[str, list[float]] = {}
+    openmp: dict[str, list[float]] = {}
     for line in run_program("pool_bench", str(workers), str(rounds)):
-        name, ratio = line.split()[:2]
+        name, ratio, _, nanoseconds = line.split()
         ratios.setdefault(name, []).append(float(ratio))
+        openmp.setdefault(name, []).append(float(nanoseconds))
     setting = f"{workers} workers"
-    return [measured("8", setting, ratios["dispatch"]), measured("9", setting, ratios["barrier"])]
+    return [
+        measured(key, setting, ratios[name], openmp[name])
+        for key, name in (("8", "dispatch"), ("9", "barrier"))
+    ]
 
 
 def fill_results(path: Path, workers: int, rounds: int) -> list[Measured]:
     """Bar 10."""
     huge_bytes = str(free_huge_page_bytes(Tree(Path("/")), (0,)))
-    lines = run_program("fill_bench", str(path), str(workers), str(rounds), huge_bytes)
-    return [measured("10", f"{workers} worker(s)", [float(line.split()[1]) for line in lines])]
+    rows = [
+        line.split() for line in run_program("fill_bench", str(path), str(workers), str(rounds), huge_bytes)
+    ]
+    ratios, fresh_rates = ([float(row[column]) for row in rows] for column in (1, 3))
+    return [measured("10", f"{workers} worker(s)", ratios, fresh_rates)]
 
 
 def kernels_here() -> list[str]:

@@ -17,6 +17,8 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 from tests.support.gguf_models import quantise
 
 SEED_EXPERTS = 4
+# Ends an answer where the tokens stand for text; a request that must not end by chance forbids it.
+END_TOKEN = 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,7 @@ class BenchShape:
     kv_head_count: int = 4
     head: int = 128
     vocabulary: int = 512
+    has_text: bool = False  # tokens stand for text, so that a daemon can serve the model
     expert_type: str = "Q4_K"  # or "Q4_K_M": Q4_K, with Q6_K where llama.cpp's mix of that name has it
 
     def type_of(self, matrix: str, layer: int) -> str:
@@ -46,7 +49,8 @@ def cached_model(shape: BenchShape) -> Path:
     """The model's path, written on first use."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stratad" / "bench"
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"moe-{shape.layer_count}x{shape.expert_count}-{shape.expert_type}.gguf"
+    text = f"-text{shape.vocabulary}" if shape.has_text else ""
+    path = folder / f"moe-{shape.layer_count}x{shape.expert_count}-{shape.expert_type}{text}.gguf"
     if not path.exists():
         print(f"writing the synthetic model {path.name} (once)", flush=True)
         partial = path.with_suffix(".partial")
@@ -124,6 +128,11 @@ def write_model(path: Path, shape: BenchShape) -> None:
     writer.gguf.close()
 
 
+def _short_texts() -> list[str]:
+    """256 tokens of whole ASCII characters: each gives text at once, so that chunks of a stream are its tokens."""
+    return [chr(index) if 33 <= index < 127 else f"{index:02x}" for index in range(256)]
+
+
 def _header(writer: _Writer) -> None:
     shape, gguf = writer.shape, writer.gguf
     gguf.add_name("stratad-bench")
@@ -141,7 +150,16 @@ def _header(writer: _Writer) -> None:
     gguf.add_expert_count(shape.expert_count)
     gguf.add_expert_used_count(shape.experts_used)
     gguf.add_vocab_size(shape.vocabulary)
-    gguf.add_tokenizer_model("none")
+    if not shape.has_text:
+        gguf.add_tokenizer_model("none")
+        return
+    gguf.add_tokenizer_model("gpt2")
+    gguf.add_tokenizer_pre("gpt-2")
+    gguf.add_token_list([*_short_texts(), *(f" word{index}" for index in range(256, shape.vocabulary))])
+    gguf.add_token_types([1] * shape.vocabulary)
+    gguf.add_token_merges(["t h", "h e"])
+    gguf.add_eos_token_id(END_TOKEN)
+    gguf.add_add_bos_token(False)
 
 
 def _layer(writer: _Writer, layer: int, seeds: dict[tuple[str, str], Seeds]) -> None:

@@ -12,7 +12,7 @@ from stratad import _native as native
 from stratad.apply import chosen_kernels
 from stratad.errors import ConfigurationError
 from tests.support import gguf_models
-from tests.support.native import all_logits, load_placed, load_plain, make_pool
+from tests.support.native import all_logits, load_owned, load_placed, load_plain, make_pool
 
 PROMPT = tuple((17 * index + 5) % 320 for index in range(24))
 DECODED = (11, 300, 42)
@@ -57,6 +57,22 @@ def test_any_layout_gives_the_same_bits(kernels: str, expert_type: str, tmp_path
                 native.set_device_options(ANY_BATCH, fuse_chains, kernels)
                 logits = all_logits(model, PROMPT, DECODED)
                 assert np.array_equal(logits, first), f"{family}, {slice_count} slices, fused {fuse_chains}"
+
+
+@pytest.mark.parametrize("weight_type", gguf_models.EXPERT_TYPES)
+@pytest.mark.parametrize("kernels", OWN_KERNELS)
+def test_any_layout_gives_the_same_bits_in_own_mode(kernels: str, weight_type: str, tmp_path: Path) -> None:
+    for family in ("qwen3moe", "gpt-oss", "deepseek2-merged", "dense"):
+        path = gguf_models.write_model(
+            tmp_path / f"{family}.gguf", family, weight_type, dense_type=weight_type
+        )
+        plain = all_logits(load_plain(path), PROMPT, DECODED)
+        native.set_device_options(max_pool_tokens=ANY_BATCH, kernels=kernels)
+        first = all_logits(load_owned(path, make_pool(1, 1)), PROMPT, DECODED)
+        assert np.array_equal(first, plain) == (weight_type not in OWN_TYPES)
+        for slice_count, worker_count in ((1, 2), (2, 4), (3, 3), (3, 1)):
+            logits = all_logits(load_owned(path, make_pool(worker_count, slice_count)), PROMPT, DECODED)
+            assert np.array_equal(logits, first), f"{family}, {slice_count} slices, {worker_count} workers"
 
 
 @pytest.mark.parametrize("expert_type", sorted(OWN_TYPES))

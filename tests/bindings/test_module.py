@@ -268,7 +268,9 @@ def test_a_saved_sequence_goes_on_where_it_was(model: native.Model) -> None:
     for position, token in enumerate(PROMPT):
         batch.add(token, position, 0, True)
     first.decode(batch)
-    second.restore_state(0, first.save_state(0))
+    state = bytearray(first.state_bytes(0))
+    first.save_state(0, state)
+    second.restore_state(0, state)
     rows = []
     for context in (first, second):
         batch.clear()
@@ -276,8 +278,14 @@ def test_a_saved_sequence_goes_on_where_it_was(model: native.Model) -> None:
         context.decode(batch)
         rows.append(context.logits(-1))
     assert np.array_equal(rows[0], rows[1])
-    with pytest.raises(ValueError, match="state"):
-        second.restore_state(0, b"nonsense")
+    with pytest.raises(ValueError, match="fit"):
+        first.save_state(0, bytearray(len(state) - 1))
+    for damaged in (b"nonsense", bytes(state[:-1]), bytes(state) + b"more"):
+        with pytest.raises(ValueError, match="state"):
+            second.restore_state(0, damaged)
+        # Nothing of it is left: the sequence begins anew.
+        assert (second.first_cut(0), second.cut(0, 0)) == (0, True)
+        assert second.state_bytes(0) < 100
 
 
 def decoded(model: native.Model) -> native.Context:

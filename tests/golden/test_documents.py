@@ -1,4 +1,5 @@
-"""Documents made from code: docs/REASONS.md, the tables of docs/PLANNER.md, and the plan's JSON Schema.
+"""Documents made from code: docs/REASONS.md, docs/DOCTOR.md, docs/CONFIGURATION.md, the man pages, the
+pictures of plans, the tables of docs/PLANNER.md, and the plan's JSON Schema.
 
 `pytest tests/golden --update-golden` writes them anew; review the diff.
 """
@@ -15,9 +16,15 @@ import pytest
 
 from planner import REASON_CODES, CostConstants
 from planner.hardware import GENERATION_ROWS, GIGABYTE
+from stratad.doctor import CHECKS
+from stratad.doctor.document import doctor_document
+from stratad.documents.configuration import configuration_document
+from stratad.documents.manual import stratactl_page, stratad_page
+from stratad.documents.pictures import plan_picture
 from stratad.plan_schema import plan_schema
 from tests.support.arm_cases import load_cases
 from tests.support.arm_scores import judgements, scores, table
+from tests.support.pictured_plans import PLANS, documents
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 CONSTANT_NOTES = {
@@ -110,6 +117,11 @@ def planner_document() -> str:
     return text
 
 
+def picture(name: str) -> str:
+    plan, topology = documents(name)
+    return plan_picture(json.loads(plan), json.loads(topology))
+
+
 def schema_document() -> str:
     return json.dumps(plan_schema(), indent=2) + "\n"
 
@@ -120,6 +132,11 @@ def schema_document() -> str:
         ("REASONS.md", reasons_document),
         ("PLANNER.md", planner_document),
         ("plan.schema.json", schema_document),
+        ("DOCTOR.md", doctor_document),
+        ("CONFIGURATION.md", configuration_document),
+        ("man/stratactl.1", stratactl_page),
+        ("man/stratad.8", stratad_page),
+        *((f"pictures/{name}.svg", functools.partial(picture, name)) for name in PLANS),
     ],
 )
 def test_the_document_says_what_the_code_does(
@@ -130,6 +147,14 @@ def test_the_document_says_what_the_code_does(
     if request.config.getoption("--update-golden", default=False):
         path.write_text(text)
     assert path.read_text() == text, "run `pytest tests/golden --update-golden` and review the diff"
+
+
+def test_every_finding_points_into_the_document() -> None:
+    headings = {
+        line.removeprefix("### ") for line in doctor_document().splitlines() if line.startswith("### ")
+    }
+    assert [check.documentation for check in CHECKS] == [f"docs/DOCTOR.md#{check.code}" for check in CHECKS]
+    assert headings == {check.code for check in CHECKS}
 
 
 def test_every_constant_has_a_note_and_every_reason_that_stops_or_warns_has_a_way_out() -> None:
@@ -152,6 +177,7 @@ def test_every_constant_has_a_note_and_every_reason_that_stops_or_warns_has_a_wa
         "policy-excluded",
         "policy-requested",
         "prompt-at-gpu",
+        "saved-prompts-restored",
         "single-node-machine",
         "tuned-winner",
         "workers-rounded",

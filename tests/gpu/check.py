@@ -131,7 +131,8 @@ def show_speeds(speeds: dict[str, object], problems: list[str]) -> None:
         if arm["is_cached"]:
             judge(problems, (arm["hit_ratio"] or 0) > 0, "cache", f"{arm['name']}: {hits or 'no'} hits")
     for rate in speeds["copy_rates"]:  # type: ignore[attr-defined]
-        say("upload", f"slice {rate['slice']}: {rate['bytes_per_second'] / 1e9:.1f} GB/s {rate['how']}")
+        how = "pinned" if rate["is_pinned"] else "not pinned"
+        say("upload", f"slice {rate['slice_index']}: {rate['bytes_per_second'] / 1e9:.1f} GB/s, {how}")
     if speeds["hint"]:
         say("hint", str(speeds["hint"]))
 

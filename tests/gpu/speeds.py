@@ -6,6 +6,7 @@ Prints one line of JSON. All arms are loaded at once and take turns, so that wha
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import statistics
@@ -14,15 +15,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from planner.sysfs import Tree
 from stratad import _native as native
 from stratad.config import GpuSection
 from stratad.facts import machine_facts
-from stratad.gpu_runtime import FoundGpu, open_gpus, pin_arenas
+from stratad.gpu_rates import HostToDeviceRate, slow_upload
+from stratad.gpu_runtime import FoundGpu, measure_host_to_device, open_gpus, pin_arenas
 from tests.bench import synthetic_model
 from tests.bench.synthetic_model import BenchShape
 
-# A link of PCIe 4.0 x16 moves about 25 GB/s of pinned memory; two thirds of what it should is worth a word.
-SLOW_PINNED_RATE = 8e9
 PROMPT_TOKENS = 4
 
 
@@ -87,18 +88,15 @@ def main() -> None:
             arm.prefill.append(prefill_rate(arm.context, amount.prefill_tokens))
             arm.decode.append(decode_rate(arm.context, amount.decode_tokens))
     rates = copy_rates(arms[-1].model, gpu)
-    pinned = [rate["bytes_per_second"] for rate in rates if rate["how"] == "pinned"]
-    is_slow = any(isinstance(rate, float) and rate < SLOW_PINNED_RATE for rate in pinned)
-    hint = "uploads are far below a x16 link's rate"
-    hint += "; the IOMMU translates: boot with iommu=pt" if topology.iommu == "translated" else ""
+    slow = slow_upload(rates, Tree(Path("/")), topology.iommu)
     document = {
         "model": f"{shape.layer_count} layers, {shape.expert_count} experts of {shape.expert_hidden}x"
         f"{shape.embedding}, "
         f"{shape.experts_used} used, {shape.expert_type}, {path.stat().st_size / 1e9:.1f} GB",
         "arms": [arm.as_document() for arm in arms],
-        "copy_rates": rates,
+        "copy_rates": [dataclasses.asdict(rate) for rate in rates],
         "iommu": topology.iommu,
-        "hint": hint if is_slow and not arguments.small else None,
+        "hint": None if slow is None else f"{slow.message}: {slow.remedy}",
     }
     print(json.dumps(document))
 
@@ -181,21 +179,17 @@ def prefill_rate(context: native.Context, tokens: int) -> float:
     return tokens / (time.perf_counter() - start)
 
 
-def copy_rates(model: native.Model, gpu: FoundGpu) -> list[dict[str, object]]:
-    """Bytes a second from each slice to the device, as things are, and unpinned where they are pinned."""
+def copy_rates(model: native.Model, gpu: FoundGpu) -> list[HostToDeviceRate]:
+    """From each slice to the device, as things are, and unpinned as well where they are pinned."""
     arena = model.arenas[0]
-    how = "pinned" if arena.are_pages_held else "unpinned"
-    rates = [_rate(arena, index, gpu, how) for index in range(arena.slice_count)]
-    if how == "pinned":
+    nodes: list[tuple[int, ...]] = [()] * arena.slice_count
+    rates = list(measure_host_to_device(arena, nodes, [gpu]))
+    if arena.are_pages_held:
         for pinned in _PINNED:
             for registration in pinned.registrations:
                 registration.release()
-        rates += [_rate(arena, index, gpu, "unpinned") for index in range(arena.slice_count)]
+        rates += measure_host_to_device(arena, nodes, [gpu])
     return rates
-
-
-def _rate(arena: native.Arena, index: int, gpu: FoundGpu, how: str) -> dict[str, object]:
-    return {"slice": index, "how": how, "bytes_per_second": native.measure_copy_rate(arena, index, gpu.name)}
 
 
 if __name__ == "__main__":

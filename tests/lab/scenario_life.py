@@ -62,6 +62,11 @@ def test_a_killed_daemon_comes_back_with_the_same_placement(machine: Machine) ->
     assert node_counts(machine) == before
     assert worker_cpus(machine) == {1, 3}
     assert complete(machine)
+    assert metrics(machine)["stratad_service_restarts_total"] == 1
+    ready = machine.check(
+        "journalctl", "-u", "stratad", "-b", "--no-pager", "-o", "cat", "STRATAD_SUBJECT=ready"
+    )
+    assert ready.count("ready: model=") >= 2
 
 
 def test_a_wedged_decode_loop_is_restarted_by_the_watchdog(machine: Machine) -> None:

@@ -1,9 +1,13 @@
 // The whole path under a sanitizer: load into the arena, decode fused and op by op, compare with plain CPU.
 //   backend_test MODEL.gguf      (tests/native/test_native.py writes the model)
+#include <chrono>
 #include <cstring>
+#include <future>
+#include <thread>
 #include <vector>
 
 #include "backend/device.hpp"
+#include "backend/device_state.hpp"
 #include "check.hpp"
 #include "engine/context.hpp"
 #include "engine/model.hpp"
@@ -41,10 +45,26 @@ bool equal(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
+// A graph holds the device's mutex from its beginning to its end.
+void counters_are_read_while_a_graph_is_computed() {
+  std::unique_lock computing(DeviceState::instance().mutex);
+  auto reader = std::async(std::launch::async, device_counters);
+  CHECK(reader.wait_for(std::chrono::seconds(30)) == std::future_status::ready);
+  computing.unlock();
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   if (argc != 2) return 2;
+  counters_are_read_while_a_graph_is_computed();
+  // What a scrape does all the time: the thread sanitizer sees whether it may.
+  std::jthread scraper([](const std::stop_token& stop) {
+    while (!stop.stop_requested()) {
+      CHECK(device_counters().expert_bytes.size() <= 3);
+      std::this_thread::yield();
+    }
+  });
   const auto plain = Model::load({.paths = {argv[1]}, .use_arena = false}, nullptr, {});
   const std::vector<float> reference = logits_of(plain);
   for (ArenaScope scope : {ArenaScope::kExperts, ArenaScope::kWeights})

@@ -22,6 +22,19 @@ def test_port_0_takes_a_free_port_and_says_which() -> None:
     listener.close()
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_what_is_written_to_a_client_goes_out_at_once(host: str) -> None:
+    try:
+        listener = open_listener(host, 0, None)
+    except DaemonError:
+        pytest.skip(f"this machine has no {host}")
+    with socket.create_connection(listener.socket.getsockname()[:2]):
+        connection, _ = listener.socket.accept()
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        connection.close()
+    listener.close()
+
+
 def test_loopback_is_known_by_address_and_not_by_name() -> None:
     everywhere = open_listener("0.0.0.0", 0, None)
     by_name = open_listener("localhost", 0, None)

@@ -26,9 +26,11 @@ CHUNK_TOKENS = 4
 class Asked:
     """A request that was submitted, and what it is told."""
 
-    def __init__(self, engine: Engine, prompt: str, max_tokens: int | None = None) -> None:
+    def __init__(
+        self, engine: Engine, prompt: str, max_tokens: int | None = None, *, client: str = ""
+    ) -> None:
         self._events: queue.Queue[Event] = queue.Queue()
-        request = GenerationRequest(prompt, SamplingParameters(temperature=0.0), max_tokens)
+        request = GenerationRequest(prompt, SamplingParameters(temperature=0.0), max_tokens, client=client)
         self.ticket: Ticket = engine.submit(request, self._events.put)
 
     def end(self) -> tuple[str, Finished | Failed]:
@@ -52,8 +54,10 @@ class Asked:
 
 
 @contextmanager
-def _engine(runner: ScriptedRunner, *, max_queue: int = 64) -> Iterator[Engine]:
-    engine = Engine(runner, EngineSettings(max_queue, LIMIT_SECONDS, None, CHUNK_TOKENS), Metrics(MODEL))
+def _engine(
+    runner: ScriptedRunner, *, max_queue: int = 64, timeout_seconds: float = LIMIT_SECONDS
+) -> Iterator[Engine]:
+    engine = Engine(runner, EngineSettings(max_queue, timeout_seconds, None, CHUNK_TOKENS), Metrics(MODEL))
     engine.start()
     runner.forget_start()
     try:
@@ -253,9 +257,10 @@ def test_usage_and_metrics_tell_reused_tokens_and_slots() -> None:
 
 
 def test_a_slow_reader_does_not_hold_up_those_beside_it() -> None:
-    runner = ScriptedRunner(lambda prompt: [b"y" * 60_000] * 200, sequence_count=2)
+    runner = ScriptedRunner(lambda prompt: [b"\x01" * 10_000] * 200, sequence_count=2)
     body = {"prompt": "slow", "stream": True}
-    # 12 MB are more than the socket buffers hold; nobody reads them until the others' answers are there.
+    # 2 MB may wait unread; as JSON (\u0001) they are 12 MB, more than the socket buffers hold.
+    # Nobody reads them until the others' answers are there.
     with serve(runner) as served, httpx.stream("POST", served.url + PLAIN, json=body, timeout=20) as slow:
         assert [_ask(served, f"quick {index}").status_code for index in range(3)] == [200] * 3
         assert sum(len(text) for text in slow.iter_text()) > 200 * 60_000
@@ -283,3 +288,34 @@ def test_the_queue_holds_as_many_as_configured_beyond_the_slots() -> None:
             Asked(engine, "c")
         runner.release()
         assert all(one.text() for one in asked)
+
+
+def test_a_client_that_floods_neither_starves_nor_crowds_out_another() -> None:
+    runner = ScriptedRunner(lambda prompt: [b"x"] * 9, sequence_count=1, holds_steps=True)
+    with _engine(runner, max_queue=4) as engine:
+        flood = [Asked(engine, f"f{index}", 3, client="flood") for index in range(5)]
+        with pytest.raises(QueueFull):
+            Asked(engine, "f5", 3, client="flood")
+        other = Asked(engine, "o", 3, client="other")
+        runner.release()
+        assert other.text() == "xxx"
+        ends = [one.end()[1] for one in flood]
+    assert [isinstance(end, Finished) for end in ends] == [True] * 4 + [False]
+    assert isinstance(ends[4], Failed)
+    assert ends[4].error.code == "queue_full"
+    served = [prompt.decode() for prompt in runner.prompts]
+    assert served[:2] == ["f0", "o"], "the other one is next, though four came before it"
+
+
+def test_one_that_waits_past_its_deadline_is_told_while_others_still_run() -> None:
+    runner = ScriptedRunner(lambda prompt: [b"x"] * 9, sequence_count=1, holds_steps=True)
+    with _engine(runner, timeout_seconds=0.05) as engine:
+        running, waiting = Asked(engine, "a", 9), Asked(engine, "b", 9)
+        wait_until(lambda: engine.stalled_seconds() > 0.1)
+        runner.grant_steps(1)
+        late = waiting.end()[1]
+        assert isinstance(late, Failed)
+        assert late.error.code == "timeout"
+        runner.release()
+        assert isinstance(running.end()[1], Failed)
+        assert engine.status().waiting == 0

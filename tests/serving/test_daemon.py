@@ -121,6 +121,11 @@ def test_slots_that_memory_has_no_room_for_are_left_out_and_said(tmp_path: Path,
 def test_sigterm_while_loading_ends_it_cleanly_without_ready(tmp_path: Path, model: Path) -> None:
     with started(tmp_path, model, module=ODD, arguments=("slow-load",)) as daemon:
         daemon.wait_for("STATUS=loading weights, 50%")
+        # The log tells how far it is at the stage's beginning, and again after a while.
+        wait_until(lambda: daemon.log.count('loading: stage="loading weights" loaded_ratio=0.5') >= 2)
+        scrape = httpx.get(daemon.endpoint + "/metrics").text
+        assert "stratad_loaded_ratio 0.5" in scrape
+        assert 'stratad_state{stratad_state="loading"} 1.0' in scrape
         assert httpx.get(daemon.endpoint + "/health").json() == {"status": "loading"}
         assert "loading: loading weights, 50%" in _stratactl("status", "--url", daemon.endpoint).stdout
         assert _stratactl("verify", "--url", daemon.endpoint).returncode == 1
@@ -268,7 +273,10 @@ def test_stratactl_finds_it_by_its_runtime_directory_and_by_a_unix_socket(
 
 
 def test_logs_carry_priorities_under_the_journal(tmp_path: Path, model: Path) -> None:
-    with started(tmp_path, model, variables={"JOURNAL_STREAM": "8:1"}) as daemon:
+    log = tmp_path / "log"
+    log.touch()
+    stream = f"{log.stat().st_dev}:{log.stat().st_ino}"
+    with started(tmp_path, model, variables={"JOURNAL_STREAM": stream}) as daemon:
         daemon.wait_for("READY=1")
         assert daemon.terminate() == 0
         assert all(line.startswith(("<6>", "<4>")) for line in daemon.log.splitlines()), daemon.log

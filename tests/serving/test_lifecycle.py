@@ -117,9 +117,10 @@ def test_a_client_that_leaves_the_queue_is_never_computed() -> None:
 
 
 def test_a_slow_reader_does_not_hold_up_the_next_request() -> None:
-    runner = ScriptedRunner(lambda prompt: [b"y" * 60_000] * 200)
+    runner = ScriptedRunner(lambda prompt: [b"\x01" * 10_000] * 200)
     body = {"prompt": "slow", "stream": True}
-    # 12 MB are more than the socket buffers hold; nobody reads them until the second answer is there.
+    # 2 MB may wait unread; as JSON (\u0001) they are 12 MB, more than the socket buffers hold.
+    # Nobody reads them until the second answer is there.
     with serve(runner) as served, httpx.stream("POST", served.url + PLAIN, json=body, timeout=20) as slow:
         assert _ask(served, "quick").status_code == 200
         assert _finish_count(served, "stop") == 2

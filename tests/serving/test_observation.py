@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
 import logging
-import os
 import re
-import shutil
-import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from threading import Event
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.requests import Request
 
+from planner import Effect, Reason
 from planner.sysfs import Tree
 from stratad.placement_watch import PlacementWatch
-from stratad.runner import PlacementReport, SlicePlacement
+from stratad.runner import NativeCounters, PlacementReport, SlicePlacement
 from stratad.server.failures import HttpFailure
 from stratad.server.limits import require_local
-from stratad.service import Notice, PlanSummary, ServiceState
+from stratad.service import PlanSummary, ServiceLimits, ServiceState
 from stratad.service_samples import node_memory_samples
-from tests.serving.support.served import MODEL, Served, serve, wait_until
+from tests.serving.support.scripted_runner import ScriptedRunner
+from tests.serving.support.served import LIMIT_SECONDS, MODEL, Served, serve, wait_until
+from tests.support.prometheus import promtool
+
+LIMITS = ServiceLimits(0.95, 64, 60.0)
 
 
 def _scrape(served: Served) -> dict[str, float]:
@@ -58,7 +65,10 @@ def test_metrics_count_what_was_served() -> None:
 
 def test_metrics_show_native_counters_state_plan_and_placement() -> None:
     with serve() as served:
-        served.service.planned(PlanSummary("split", "f00d", (Notice("headroom-tight", "warns", "m"),)))
+        tight = Reason("headroom-tight", Effect.WARNS, "m")
+        served.service.planned(
+            PlanSummary("split", "f00d", (tight,), confidence="measured", arena_scope="weights")
+        )
         values = _scrape(served)
         assert "stratad_placement_check_age_seconds" not in values, "nothing was checked yet"
         served.service.sample_placement()
@@ -70,7 +80,10 @@ def test_metrics_show_native_counters_state_plan_and_placement() -> None:
     assert values["stratad_fused_chains_total"] == 7
     assert values["stratad_state stratad_state=ready"] == 1
     assert values["stratad_state stratad_state=loading"] == 0
-    assert values["stratad_plan_info fingerprint=f00d policy=split"] == 1
+    assert (
+        values["stratad_plan_info arena_scope=weights confidence=measured fingerprint=f00d policy=split"] == 1
+    )
+    assert values["stratad_plan_drift code=workers-displaced"] == 0
     assert values["stratad_plan_reason code=headroom-tight effect=warns"] == 1
     assert values["stratad_placement_local_ratio node=0 slice=0"] == 1
     assert values["stratad_arena_bytes node=0"] == 1 << 20
@@ -101,18 +114,12 @@ def test_metrics_are_there_while_loading() -> None:
 
 
 def test_promtool_accepts_a_scrape() -> None:
-    promtool = os.environ.get("PROMTOOL") or shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("promtool is neither on PATH nor named by PROMTOOL: the check of a scrape is left out")
     with serve() as served:
         served.client().completions.create(model=MODEL, prompt="abcd")
         served.service.sample_placement()
         text = httpx.get(served.url + "/metrics").text
     ours = re.sub(r"(?m)^(# (HELP|TYPE) )?process_.*\n", "", text)
-    checked = subprocess.run(
-        [promtool, "check", "metrics"], input=ours, check=False, text=True, capture_output=True
-    )
-    assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
+    assert promtool("check", "metrics", text=ours) == ""
 
 
 def test_placement_is_sampled_anew_and_moves_the_state_both_ways() -> None:
@@ -198,12 +205,18 @@ def test_placement_is_for_clients_on_this_machine(client: tuple[str, int] | None
 def test_status_has_rates_reasons_and_placement() -> None:
     with serve() as served:
         served.service.planned(PlanSummary("off", "f00d"))
-        served.service.notice(Notice("x-code", "warns", "first"))
-        served.service.notice(Notice("x-code", "warns", "second"))
+        served.service.found(Reason("placement-fallback", Effect.WARNS, "first"))
+        served.service.found(Reason("placement-fallback", Effect.WARNS, "second"))
         served.client().completions.create(model=MODEL, prompt="abcd")
         served.service.sample_placement()
         status = httpx.get(served.url + "/status").json()
-    assert status["plan"] == {"policy": "off", "fingerprint": "f00d"}
+    assert (status["plan"]["policy"], status["plan"]["fingerprint"]) == ("off", "f00d")
+    assert status["machine"] is None
+    assert status["pool"]["slices"][0]["drain_seconds"] == 0.25
+    assert status["expert_cache"] is None, "there is no cache, so it has no hit rate"
+    assert status["decode"]["slot_list"] == [
+        {"slot": 0, "work": None, "held_tokens": 8, "prompt_tokens": None, "generated_tokens": None}
+    ]
     assert [reason["message"] for reason in status["reasons"]] == ["second"]
     assert status["decode"]["generation_tokens"] == 4
     assert status["decode"]["last_timings"]["predicted_n"] == 4
@@ -215,21 +228,107 @@ def test_the_page_stands_alone() -> None:
         page = httpx.get(served.url + "/")
     assert page.headers["content-type"].startswith("text/html")
     assert "default-src 'none'" in page.headers["content-security-policy"]
-    # Nothing from elsewhere: no link, no source, no absolute address.
-    assert not re.search(r"https?://|\bsrc=|<link", page.text)
+    # Nothing from elsewhere: no source, no link but the icon in itself, no address but the name of SVG.
+    text = page.text.replace("http://www.w3.org/2000/svg", "").replace('<link rel="icon" href="data:', "")
+    assert not re.search(r"https?://|\bsrc=|<link|@import|url\(", text)
+    # No handler in the markup; the policy would refuse it.
+    assert not re.search(r"<[^>]+\son\w+=", text)
+
+
+def test_the_pages_policy_names_its_style_and_its_script_by_their_hashes() -> None:
+    with serve() as served:
+        page = httpx.get(served.url + "/")
+    policy = page.headers["content-security-policy"]
+    for kind in ("style", "script"):
+        content = re.findall(rf"<{kind}>(.*?)</{kind}>", page.text, re.DOTALL)
+        assert len(content) == 1, "what is not named by a hash does not run"
+        digest = base64.b64encode(hashlib.sha256(content[0].encode()).digest()).decode()
+        assert f"{kind}-src 'sha256-{digest}'" in policy
+    assert "unsafe" not in policy
+    assert "require-trusted-types-for 'script'" in policy
 
 
 def test_free_memory_is_read_per_node_and_a_missing_node_has_none(tmp_path: Path) -> None:
-    meminfo = tmp_path / "sys/devices/system/node/node1/meminfo"
-    meminfo.parent.mkdir(parents=True)
-    meminfo.write_text("Node 1 MemTotal:  100 kB\nNode 1 MemFree:   42 kB\n")
-    samples = list(node_memory_samples(Tree(tmp_path), [0, 1]))
-    assert [(sample.value, sample.labels) for sample in samples] == [(42 * 1024, ("1",))]
+    node = tmp_path / "sys/devices/system/node/node1"
+    huge_pages = node / "hugepages/hugepages-2048kB"
+    huge_pages.mkdir(parents=True)
+    (huge_pages / "nr_hugepages").write_text("8\n")
+    (huge_pages / "free_hugepages").write_text("3\n")
+    (node / "meminfo").write_text(
+        "Node 1 MemTotal:  100 kB\nNode 1 MemFree:   42 kB\nNode 1 Inactive(file):   5 kB\n"
+    )
+    samples = {
+        (sample.name.removeprefix("stratad_node_"), *sample.labels): sample.value
+        for sample in node_memory_samples(Tree(tmp_path), [0, 1])
+    }
+    page_bytes = 2 << 20
+    assert samples == {
+        ("memory_total_bytes", "1"): 100 * 1024,
+        ("memory_free_bytes", "1"): 42 * 1024,
+        ("memory_available_bytes", "1"): 47 * 1024,
+        ("huge_pages_bytes", "1", str(page_bytes)): 8 * page_bytes,
+        ("huge_pages_free_bytes", "1", str(page_bytes)): 3 * page_bytes,
+    }
+
+
+def test_a_scrape_holds_no_lock_that_decoding_or_other_clients_need() -> None:
+    """While the native side is being asked, tokens are decoded, requests come in, and the state can be read."""
+    with serve() as served, ThreadPoolExecutor() as pool:
+        asked, go_on = Event(), Event()
+        read_counters = served.runner.counters
+
+        def slow_counters() -> NativeCounters:
+            asked.set()
+            assert go_on.wait(LIMIT_SECONDS)
+            return read_counters()
+
+        served.runner.counters = slow_counters  # type: ignore[method-assign]
+        scrape = pool.submit(_scrape, served)
+        assert asked.wait(LIMIT_SECONDS)
+        try:
+            answer = served.client().completions.create(model=MODEL, prompt="abcd")
+            assert answer.choices[0].text == "Hello!"
+            served.service.found(Reason("headroom-tight", Effect.WARNS, "m"))
+            assert httpx.get(served.url + "/health").json() == {"status": "ready"}
+            # /status asks the native side as well: it waits, and whoever waits for it keeps nobody else waiting.
+            status = pool.submit(httpx.get, served.url + "/status", timeout=LIMIT_SECONDS)
+            assert served.client().completions.create(model=MODEL, prompt="abcd").choices[0].text == "Hello!"
+            assert not scrape.done()
+        finally:
+            go_on.set()
+        assert scrape.result()["stratad_state stratad_state=ready"] == 1
+        assert status.result().json()["decode"]["generation_tokens"] == 8
+
+
+def test_a_scrape_does_not_wait_for_a_step_of_decoding() -> None:
+    runner = ScriptedRunner(holds_steps=True)
+    with serve(runner) as served, ThreadPoolExecutor() as pool:
+        answer = pool.submit(served.client().completions.create, model=MODEL, prompt="abcd")
+        runner.wait_until_step(1)
+        values = _scrape(served)
+        assert values[f"stratad_requests_running model_name={MODEL}"] == 1
+        assert values["stratad_stalled_seconds"] > 0
+        runner.release()
+        assert answer.result().choices[0].text == "Hello!"
+
+
+def test_refused_requests_are_counted_by_why() -> None:
+    runner = ScriptedRunner(holds_steps=True)
+    with serve(runner, max_queue=0) as served, ThreadPoolExecutor() as pool:
+        served.service.limited(replace(LIMITS, max_queue=7))
+        answer = pool.submit(served.client().completions.create, model=MODEL, prompt="abcd")
+        runner.wait_until_step(1)
+        refused = httpx.post(served.url + "/v1/completions", json={"prompt": "abcd"})
+        values = _scrape(served)
+        runner.release()
+        answer.result()
+    assert refused.status_code == 429
+    code = refused.json()["error"]["code"]
+    assert values[f"stratad_requests_refused_total code={code} model_name={MODEL}"] == 1
+    assert values[f"stratad_queue_capacity model_name={MODEL}"] == 7
 
 
 def test_sixteen_clients_at_once_each_get_their_own_answer() -> None:
-    from tests.serving.support.scripted_runner import ScriptedRunner
-
     runner = ScriptedRunner(lambda prompt: [b"<", prompt[::-1], b">"])
 
     async def ask_all(url: str) -> list[str]:

@@ -145,7 +145,7 @@ class _Builder:
         writer.add_head_count(shape.head_count)
         writer.add_layer_norm_rms_eps(1e-6)
         writer.add_rope_freq_base(10000.0)
-        if self.family != "dense":
+        if self.family not in ("dense", "mamba"):
             writer.add_expert_count(shape.expert_count)
             writer.add_expert_used_count(shape.experts_used)
         writer.add_vocab_size(shape.vocabulary)
@@ -321,6 +321,29 @@ def _write_dense(build: _Builder) -> None:
         _dense_feed_forward(build, prefix, "", shape.dense_hidden)
 
 
+def _write_mamba(build: _Builder) -> None:
+    """Recurrent layers only: what it remembers of a sequence is the state after its last token."""
+    shape, writer = build.shape, build.writer
+    inner, state, rank, kernel = 2 * shape.embedding, 16, 32, 4
+    writer.add_feed_forward_length(0)
+    writer.add_ssm_conv_kernel(kernel)
+    writer.add_ssm_inner_size(inner)
+    writer.add_ssm_state_size(state)
+    writer.add_ssm_time_step_rank(rank)
+    for layer in range(shape.layer_count):
+        prefix = f"blk.{layer}"
+        build.vector(f"{prefix}.attn_norm.weight", shape.embedding)
+        build.matrix(f"{prefix}.ssm_in.weight", 2 * inner, shape.embedding)
+        build.matrix(f"{prefix}.ssm_conv1d.weight", inner, kernel, type_name="F32")
+        build.vector(f"{prefix}.ssm_conv1d.bias", inner, mean=0.0)
+        build.matrix(f"{prefix}.ssm_x.weight", rank + 2 * state, inner)
+        build.matrix(f"{prefix}.ssm_dt.weight", inner, rank, type_name="F32")
+        build.vector(f"{prefix}.ssm_dt.bias", inner, mean=0.0)
+        build.vector(f"{prefix}.ssm_a", inner, state, mean=-1.0)
+        build.vector(f"{prefix}.ssm_d", inner)
+        build.matrix(f"{prefix}.ssm_out.weight", shape.embedding, inner)
+
+
 _LAYERS = {
     "qwen3moe": _write_plain_family,
     "olmoe": _write_plain_family,
@@ -329,6 +352,7 @@ _LAYERS = {
     "deepseek2": _write_deepseek2,
     "deepseek2-merged": _write_deepseek2,
     "dense": _write_dense,
+    "mamba": _write_mamba,
 }
 
 
@@ -342,7 +366,7 @@ def write_model(
     vocabulary: str = "none",
     seed: int = 1,
 ) -> Path:
-    """Writes a model of `family` (one of ARCHITECTURES, "deepseek2-merged" or "dense") and returns its path.
+    """Writes a model of `family` (one of ARCHITECTURES, "deepseek2-merged", "dense" or "mamba") and returns its path.
 
     vocabulary: "none" (token ids only) or "bytes" (every text can be tokenised).
     """

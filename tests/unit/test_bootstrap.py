@@ -144,3 +144,91 @@ def test_a_failed_build_shows_the_end_of_its_log_and_where_it_is(tmp_path: Path)
     assert outcome.returncode != 0
     assert "STRATAD_LLAMA_SOURCE does not name a llama.cpp source tree" in outcome.stderr
     assert "build/setup.log" in outcome.stderr
+
+
+def gpu_module() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("gpu_module", BOOTSTRAP / "gpu_module.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # Its dataclasses look their module up.
+    sys.modules["gpu_module"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def bus(folder: Path, *devices: tuple[str, str]) -> Path:
+    for index, (pci_class, vendor) in enumerate(devices):
+        device = folder / f"0000:0{index}:00.0"
+        device.mkdir(parents=True)
+        (device / "class").write_text(f"{pci_class}\n")
+        (device / "vendor").write_text(f"{vendor}\n")
+    return folder
+
+
+NVIDIA, AMD, INTEL = ("0x030200", "0x10de"), ("0x030000", "0x1002"), ("0x038000", "0x8086")
+INTEGRATED, BOARD = ("0x030000", "0x8086"), ("0x030000", "0x1a03")
+
+
+def test_backends_fit_the_gpus_on_the_bus(tmp_path: Path) -> None:
+    module = gpu_module()
+    assert module.gpus_on_bus(tmp_path / "none") == ()
+    assert module.gpus_on_bus(bus(tmp_path / "plain", INTEGRATED, BOARD)) == ()
+    assert module.gpus_on_bus(bus(tmp_path / "three", INTEL, AMD, NVIDIA)) == ("cuda", "hip", "vulkan")
+
+
+def toolkits(module: ModuleType, *complete: str) -> None:
+    module.TOOLKITS = {
+        name: lambda _, name=name: module.Toolkit(name, () if name in complete else ("part",), "install it")
+        for name in ("cuda", "hip", "vulkan")
+    }
+
+
+def test_what_is_built_by_itself_needs_a_gpu_and_its_toolkit(tmp_path: Path) -> None:
+    module = gpu_module()
+    empty, nvidia = bus(tmp_path / "empty", BOARD), bus(tmp_path / "nvidia", NVIDIA)
+    toolkits(module, "cuda", "vulkan")
+    assert module.choose("detect", {}, empty) == (None, "")
+    assert module.choose("detect", {}, nvidia) == ("cuda", "")
+    toolkits(module, "vulkan")
+    assert module.choose("detect", {}, nvidia) == ("vulkan", "")
+    toolkits(module)
+    name, remark = module.choose("detect", {}, nvidia)
+    assert name is None
+    assert "GPU=cuda needs part; install it" in remark
+
+
+def test_what_was_asked_for_is_built_or_refused_in_one_line(tmp_path: Path) -> None:
+    module = gpu_module()
+    empty = bus(tmp_path / "empty", BOARD)
+    toolkits(module, "hip")
+    assert module.choose("hip", {}, empty) == ("hip", "")
+    assert module.choose("none", {}, bus(tmp_path / "nvidia", NVIDIA)) == (None, "")
+    with pytest.raises(module.BuildError, match=r"^GPU=cuda needs part; install it$"):
+        module.choose("cuda", {}, empty)
+
+
+def test_toolkits_name_the_packages_that_are_missing(tmp_path: Path) -> None:
+    module = gpu_module()
+    nowhere = {"PATH": str(tmp_path), "ROCM_PATH": str(tmp_path), "VULKAN_SDK": str(tmp_path)}
+    module.CUDA_ROOTS = ()
+    assert module.cuda_toolkit(nowhere).missing[0] == "nvcc"
+    assert "nvidia-cuda-toolkit" in module.cuda_toolkit(nowhere).sentence()
+    hip = module.hip_toolkit(nowhere)
+    assert hip.missing == ("hip", "hipblas", "rocblas")
+    assert "librocblas-dev" in hip.sentence()
+    assert "glslc" in module.vulkan_toolkit(nowhere).missing
+
+
+def test_a_script_called_nvcc_is_no_toolkit(tmp_path: Path) -> None:
+    module = gpu_module()
+    module.CUDA_ROOTS = (str(tmp_path / "real"),)
+    for root in ("script", "real"):
+        (tmp_path / root / "bin").mkdir(parents=True)
+        (tmp_path / root / "bin" / "nvcc").write_text("#!/bin/sh\n")
+        (tmp_path / root / "bin" / "nvcc").chmod(0o755)
+    environment = {"PATH": str(tmp_path / "script" / "bin")}
+    assert module.cuda_root(environment) is None
+    (tmp_path / "real" / "include").mkdir()
+    (tmp_path / "real" / "include" / "cuda_runtime.h").write_text("")
+    assert module.cuda_root(environment) == tmp_path / "real"
+    assert module.cuda_root({"PATH": "", "CUDA_HOME": str(tmp_path / "real")}) == tmp_path / "real"

@@ -38,6 +38,13 @@ def output(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int,
     return status, captured.out, captured.err
 
 
+def test_a_check_of_the_doctor_is_explained_as_well(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = output(capsys, "explain", "zone-reclaim-on")
+    assert status == 0
+    assert "Does the kernel reclaim within a node" in out
+    assert "docs/DOCTOR.md#zone-reclaim-on" in out
+
+
 def test_a_code_is_explained_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = output(capsys, "explain", "headroom-tight")
     assert status == 0

@@ -132,14 +132,17 @@ def test_the_example_is_valid_and_shows_every_key_with_its_default() -> None:
         "gpu.devices",
         "gpu.layers",
         "model.name",
+        "model.prompt_cache_bytes",
         "model.threads",
         "placement.max_pool_tokens",
         "placement.workers",
         "placement.test_slices",
         "server.unix_socket",
         "server.allowed_hosts",
+        "server.api_keys_file",
         "server.max_tokens_default",
         "server.runtime_directory",
+        "server.state_directory",
     }:
         section, name = key.split(".")
         assert getattr(getattr(everything, section), name) == getattr(getattr(shipped, section), name), key
@@ -164,7 +167,7 @@ def test_the_environment_is_read_as_systemd_sets_it() -> None:
     )
     assert environment.notify_socket == "/run/notify"
     assert environment.watchdog_microseconds == 30_000_000
-    assert environment.is_journal
+    assert environment.journal_stream == "8:12345"
     assert environment.runtime_directory == Path("/run/stratad")
     assert environment.credentials_directory == Path("/run/credentials/stratad.service")
 
@@ -172,7 +175,7 @@ def test_the_environment_is_read_as_systemd_sets_it() -> None:
 def test_an_empty_environment_says_nothing_and_a_watchdog_for_another_process_is_not_ours() -> None:
     empty = read_environment({}, process_id=7)
     assert (empty.notify_socket, empty.watchdog_microseconds, empty.runtime_directory) == (None, None, None)
-    assert not empty.is_journal
+    assert empty.journal_stream is None
     other = read_environment({"WATCHDOG_USEC": "1000", "WATCHDOG_PID": "8"}, process_id=7)
     assert other.watchdog_microseconds is None
     assert read_environment({"WATCHDOG_USEC": "soon"}, process_id=7).watchdog_microseconds is None

@@ -22,13 +22,14 @@ from planner import (
     Policy,
     SweepPoint,
     TuneResult,
+    TuneVerdict,
     Tuning,
     benchmark_from_json,
     machine_fingerprint,
     make_plan,
     tuning_from_json,
 )
-from planner.calibration import LEAST_STARTS
+from planner.calibration import LEAST_BLOCKS, LEAST_STARTS
 from planner.rates import MEASURED_UNCERTAINTY, machine_rates, measured_constants
 from planner.tuned import winner_of
 from tests.support.machines import GIB, GpuShape, MachineShape, even_nodes, machine_topology
@@ -173,6 +174,75 @@ def test_a_benchmark_of_another_machine_is_ignored_and_said_so() -> None:
     assert "bench-ignored" in codes(plan, Effect.INFORMS)
 
 
+def test_a_benchmark_of_another_kernel_is_ignored_and_said_so() -> None:
+    topology = replace(TOPOLOGY, kernel_release="6.12.1")
+    benchmark = replace(recorded_benchmark(), kernel_release="6.1.0", measured_at="2026-01-02T03:04:05+00:00")
+    plan = make_plan(topology, request_for(44), Calibration(benchmark))
+    assert plan.confidence is not Confidence.MEASURED
+    reason = reason_of(plan, "bench-ignored")
+    assert "of kernel 6.1.0, this machine runs 6.12.1" in reason.message
+    assert reason.evidence["measured_at"] == "2026-01-02T03:04:05+00:00"
+    same = make_plan(topology, request_for(44), Calibration(replace(benchmark, kernel_release="6.12.1")))
+    assert same.confidence is Confidence.MEASURED
+    assert any("2026-01-02" in str(reason.evidence.get("rates")) for reason in same.reasons)
+
+
+@pytest.mark.parametrize(("recorded", "running"), [(None, "6.1.0"), ("6.1.0", None), (None, None)])
+def test_a_kernel_that_nobody_noted_is_not_compared(recorded: str | None, running: str | None) -> None:
+    topology = replace(TOPOLOGY, kernel_release=running)
+    calibration = Calibration(replace(recorded_benchmark(), kernel_release=recorded))
+    assert "bench-ignored" not in codes(make_plan(topology, request_for(44), calibration))
+
+
+def judged(**verdict: Any) -> Tuning:
+    """The recorded starts, all overlapping, with a verdict of pairs beside them."""
+    tuning = recorded_tuning()
+    drifting = tuple(
+        replace(result, tokens_per_second=(40.0 + index, 50.0 + index, 60.0 + index))
+        for index, result in enumerate(tuning.results)
+    )
+    pairs = {"best": 1, "second": 0, "ratio_low": 1.01, "ratio_high": 1.04, "block_count": LEAST_BLOCKS}
+    return replace(tuning, results=drifting, verdict=TuneVerdict(**(pairs | verdict)))
+
+
+def test_pairs_of_starts_decide_where_ranges_overlap() -> None:
+    """On a machine that drifts every arm's starts overlap, and inside each block the same one leads."""
+    plan = plan_with(Calibration(None, judged()))
+    assert (plan.policy, plan.confidence) == (Policy.SPLIT, Confidence.PROVEN)
+    reason = reason_of(plan, "tuned-winner")
+    assert (reason.evidence["ratio_low"], reason.evidence["blocks"]) == (1.01, LEAST_BLOCKS)
+    assert reason.evidence["next_policy"] == "single-socket"
+    assert "1.010 to 1.040 times as fast" in reason.message
+    assert plan_with(Calibration(None, replace(judged(), verdict=None))).confidence is not Confidence.PROVEN
+
+
+@pytest.mark.parametrize("verdict", [{"ratio_low": 1.0}, {"block_count": LEAST_BLOCKS - 1}])
+def test_a_verdict_that_is_not_clear_decides_nothing(verdict: dict[str, Any]) -> None:
+    plan = plan_with(Calibration(None, judged(**verdict)))
+    assert plan.confidence is not Confidence.PROVEN
+    reason = reason_of(plan, "tuned-tie")
+    assert reason.evidence["ratio_high"] == 1.04
+
+
+def test_a_verdict_over_pages_in_the_wrong_place_decides_nothing() -> None:
+    tuning = judged()
+    results = (tuning.results[0], replace(tuning.results[1], local_ratio=0.5), tuning.results[2])
+    plan = plan_with(Calibration(None, replace(tuning, results=results)))
+    assert plan.confidence is not Confidence.PROVEN
+    assert "wrong place" in reason_of(plan, "tuned-tie").message
+
+
+def test_a_measured_split_by_package_is_not_taken_for_one_by_node() -> None:
+    topology = machine_topology(MachineShape(even_nodes(4, 8, nodes_per_package=2, total_gib=64)))
+    result = TuneResult(Policy.SPLIT, (0, 1, 2, 3), 24, (60.0,) * 3, 1.0, slice_count=2)
+    other = TuneResult(Policy.OFF, (0, 1, 2, 3), 30, (30.0,) * 3)
+    tuning = Tuning(machine_fingerprint(topology), 44 * GIB, Objective.DECODE, (result, other))
+    plan = make_plan(topology, request_for(44), Calibration(None, tuning))
+    assert (len(plan.layout.slices), plan.confidence) == (2, Confidence.PROVEN)
+    by_node = replace(tuning, results=(replace(result, slice_count=4), other))
+    assert len(make_plan(topology, request_for(44), Calibration(None, by_node)).layout.slices) == 4
+
+
 def damaged(name: str, **changes: Any) -> str:
     document = json.loads((RECORDED / name).read_text())
     return json.dumps(document | changes)
@@ -196,6 +266,27 @@ def damaged(name: str, **changes: Any) -> str:
 def test_a_damaged_benchmark_names_the_field(text: str, field: str) -> None:
     with pytest.raises(CalibrationError) as caught:
         benchmark_from_json(text)
+    assert field in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "field"),
+    [
+        ({}, "tune.verdict.best"),
+        (
+            {"best": 3, "second": 0, "ratio_low": 1, "ratio_high": 2, "block_count": 3},
+            "best is not a place among 3",
+        ),
+        (
+            {"best": 0, "second": 1, "ratio_low": 0, "ratio_high": 2, "block_count": 3},
+            "tune.verdict.ratio_low",
+        ),
+        ([], "tune.verdict is not an object"),
+    ],
+)
+def test_a_damaged_verdict_names_the_field(verdict: Any, field: str) -> None:
+    with pytest.raises(CalibrationError) as caught:
+        tuning_from_json(damaged("tune.json", verdict=verdict))
     assert field in str(caught.value)
 
 

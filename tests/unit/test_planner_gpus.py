@@ -160,3 +160,15 @@ def test_a_measured_share_that_changes_nothing_is_told_and_no_more() -> None:
 
 def test_without_a_running_daemon_nothing_is_said_of_one() -> None:
     assert not {"cpu-share-measured", "running-plan-differs"} & set(codes(planned(TWO_GPUS, 44)))
+
+
+def test_the_gpu_at_the_arena_has_the_first_layers_wherever_it_sorts() -> None:
+    large = MachineShape((*even_nodes(2, 8)[:1], *even_nodes(2, 16)[1:]), (NEAR, FAR))
+    plan = planned(large, 44, requested_policy=Policy.SINGLE_SOCKET, layer_count=48)
+    assert plan.arena_slices[0].node_ids == (1,)
+    assert [part.pci_address for part in plan.gpu_layers] == [FAR.address, NEAR.address]
+
+
+def test_the_layer_left_over_goes_where_most_of_it_belongs() -> None:
+    gpus = (GpuInUse(NEAR.address, 24 * GIB), GpuInUse(FAR.address, 48 * GIB))
+    assert runs(TWO_GPUS, layer_count=49, gpus=gpus) == [(NEAR.address, 0, 0, 16), (FAR.address, 1, 16, 33)]

@@ -12,7 +12,13 @@ from planner.facts import node_headroom_bytes
 from stratad.config import Configuration, ModelSection
 from stratad.facts import configured_options
 from stratad.model import ModelFacts, read_model_facts
-from stratad.slot_memory import available_bytes, fitting_slots, with_fitting_slots
+from stratad.slot_memory import (
+    available_bytes,
+    fitting_slots,
+    prompt_cache_limit,
+    with_fitting_memory,
+    with_fitting_slots,
+)
 from tests.support.gguf_bytes import moe_file
 from tests.support.machines import GIB, MachineShape, even_nodes, machine_topology
 
@@ -81,3 +87,37 @@ def test_the_plan_counts_the_cache_of_every_slot_within_the_trained_length(model
     assert configured_options(_configuration(3), model).context_tokens == 3 * CONTEXT_TOKENS
     short = replace(model, context_length=100)
     assert configured_options(_configuration(3), short).context_tokens == 3 * 100
+
+
+def _with_cache(prompt_cache_bytes: int | None) -> Configuration:
+    configuration = _configuration(1)
+    return replace(configuration, model=replace(configuration.model, prompt_cache_bytes=prompt_cache_bytes))
+
+
+def _left_bytes(model: ModelFacts, machine: Topology) -> int:
+    available = available_bytes(machine)
+    assert available is not None
+    return available - model.tensor_bytes_total - CONTEXT_TOKENS * (model.kv_bytes_per_token or 0)
+
+
+def test_a_configured_prompt_cache_counts_when_it_fits_exactly_and_is_reduced_above(
+    model: ModelFacts,
+) -> None:
+    machine = _machine(memory_max_bytes=GIB)
+    left = _left_bytes(model, machine)
+    fitting = _with_cache(left)
+    assert with_fitting_memory(fitting, model, machine) == (fitting, ())
+    assert prompt_cache_limit(fitting, model, machine) == left
+    reduced, reasons = with_fitting_memory(_with_cache(left + 1), model, machine)
+    assert [reason.code for reason in reasons] == ["prompt-cache-reduced"]
+    assert reduced.model.prompt_cache_bytes == left
+    assert configured_options(reduced, model).extra_host_bytes == left, "the plan counts it"
+
+
+def test_left_to_itself_the_prompt_cache_takes_a_part_of_what_is_left(model: ModelFacts) -> None:
+    machine = _machine(memory_max_bytes=GIB)
+    assert prompt_cache_limit(_with_cache(None), model, machine) == _left_bytes(model, machine) // 8
+    assert prompt_cache_limit(_with_cache(0), model, machine) == 0
+    large = machine_topology(MachineShape(even_nodes(2, cores_per_node=2), memory_max_bytes=None))
+    assert prompt_cache_limit(_with_cache(None), model, large) == min(8 * GIB, _left_bytes(model, large) // 8)
+    assert prompt_cache_limit(_with_cache(None), model, _machine(memory_max_bytes=1000)) == 0

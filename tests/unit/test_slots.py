@@ -20,7 +20,7 @@ def _slot(sequence: int, held: list[int], *, last_use: int = 0, serves: list[int
 
 
 def _chosen(slots: list[Slot], prompt: list[int]) -> int | None:
-    slot = suitable_slot(slots, prompt)
+    slot = suitable_slot(slots, prompt, ScriptedRunner(sequence_count=4))
     return None if slot is None else slot.sequence
 
 
@@ -59,8 +59,19 @@ def test_half_of_either_side_is_enough_to_count(held: list[int], prompt: list[in
 
 
 def test_one_token_of_the_prompt_is_always_left_to_compute() -> None:
-    assert _slot(0, [1, 2, 3]).reusable_tokens([1, 2, 3]) == 2
-    assert _slot(0, [1, 2, 3, 4]).reusable_tokens([1, 2, 3]) == 2
+    runner = ScriptedRunner()
+    assert _slot(0, [1, 2, 3]).reusable_tokens([1, 2, 3], runner) == 2
+    assert _slot(0, [1, 2, 3, 4]).reusable_tokens([1, 2, 3], runner) == 2
+
+
+def test_memory_that_cannot_be_cut_counts_as_a_whole_only() -> None:
+    runner = ScriptedRunner(sequence_count=2)
+    runner.memories = [[1, 2, 3], [1, 2]]
+    runner.truncate_failure = RuntimeError("recurrent")
+    slots = [_slot(0, [1, 2, 3], last_use=2), _slot(1, [1, 2], last_use=1)]
+    assert [slot.reusable_tokens([1, 2, 4], runner) for slot in slots] == [0, 2]
+    chosen = suitable_slot(slots, [1, 2, 4], runner)
+    assert chosen is slots[1]
 
 
 def test_its_next_part_follows_what_it_holds_and_wants_logits_at_the_end_only() -> None:

@@ -66,10 +66,22 @@ def test_only_sysfs_opens_files_in_the_planner() -> None:
             assert not called_names(path) & opening, name_of(path)
 
 
+def test_the_doctors_checks_read_nothing() -> None:
+    """Facts in, finding out: only its readers and its questions to the live machine see files or processes."""
+    seeing = {"Tree", "MachineFiles", "subprocess", "pathlib.Path", "stratad.apply"}
+    for path in PYTHON_FILES:
+        if path.parent.name == "doctor" and path.name.endswith("_checks.py"):
+            used = imported_modules(path)
+            assert not {module for module in used if module.split(".")[-1] in seeing or module in seeing}, (
+                name_of(path)
+            )
+
+
 def test_only_few_files_import_the_native_module() -> None:
     users = {name_of(path) for path in PYTHON_FILES if "stratad._native" in imported_modules(path)}
     assert users == {
         "stratad/apply.py",
+        "stratad/bench/native_probe.py",
         "stratad/gpu_offload.py",
         "stratad/gpu_runtime.py",
         "stratad/native_runner.py",
@@ -97,26 +109,51 @@ LAYERS = {
     "stratad/runner.py": set(),
     "stratad/verify.py": {"stratad.runner", "planner"},
     "stratad/schedule.py": set(),
-    "stratad/slots.py": {"stratad.generation", "stratad.prompt", "stratad.runner"},
-    "stratad/request_queue.py": {"stratad.engine_status", "stratad.generation"},
+    "stratad/slots.py": {"stratad.engine_status", "stratad.generation", "stratad.prompt", "stratad.runner"},
+    "stratad/request_queue.py": {"stratad.engine_status", "stratad.generation", "stratad.waiting_line"},
+    "stratad/waiting_line.py": {"stratad.generation"},
     "stratad/decoding.py": {
         "stratad.engine_status",
         "stratad.generation",
         "stratad.journal",
+        "stratad.prompt_keeping",
         "stratad.request_queue",
         "stratad.runner",
         "stratad.schedule",
+        "stratad.seating",
         "stratad.slots",
     },
+    "stratad/prompt_cache.py": {"stratad.runner"},
+    "stratad/saved_prompts.py": set(),
+    "stratad/prompt_keeping.py": {
+        "stratad.journal",
+        "stratad.prompt_cache",
+        "stratad.runner",
+        "stratad.saved_prompts",
+        "stratad.seating",
+        "stratad.slots",
+    },
+    "stratad/seating.py": {"stratad.journal", "stratad.prompt_cache", "stratad.runner", "stratad.slots"},
     "stratad/engine.py": {
         "stratad.decoding",
         "stratad.engine_status",
         "stratad.generation",
         "stratad.prompt",
+        "stratad.prompt_keeping",
         "stratad.request_queue",
         "stratad.runner",
     },
 }
+
+
+def test_judging_and_concluding_touch_no_machine() -> None:
+    """What decides is pure: no clock, no file, no process, no native side."""
+    pure = ["bench/cases.py", "bench/conclude.py", "bench/results.py", "tune/judge.py", "tune/statistics.py"]
+    for name in pure:
+        path = ROOT / "stratad" / name
+        forbidden = {"time", "os", "pathlib", "subprocess", "socket", "stratad._native"}
+        assert not imported_modules(path) & forbidden, name
+        assert "open" not in called_names(path), name
 
 
 @pytest.mark.parametrize("layer", sorted(LAYERS))

@@ -103,9 +103,7 @@ def test_a_thread_that_starts_while_the_cpuset_changes_is_not_mistaken_for_a_pin
 
 
 def notices(service: Service) -> set[str]:
-    document = service.document()["reasons"]
-    assert isinstance(document, list)
-    return {reason["code"] for reason in document}
+    return {reason.code for reason in service.document().reasons}
 
 
 def test_the_service_is_told_and_told_again_when_it_is_over() -> None:

@@ -20,21 +20,24 @@ LIMIT_SECONDS = 60.0
 class DaemonProcess:
     """A started daemon: its messages to the supervisor, its log, its address and its end."""
 
-    def __init__(self, process: subprocess.Popen[bytes], supervisor: socket.socket, folder: Path) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], supervisor: socket.socket, folder: Path, runtime: Path
+    ) -> None:
         self.process = process
+        self.folder = folder
+        self._runtime = runtime
         self.messages: list[str] = []
         self._supervisor = supervisor
-        self._folder = folder
 
     @property
     def log(self) -> str:
         """What it wrote to standard error so far."""
-        return (self._folder / "log").read_text(encoding="utf-8", errors="replace")
+        return (self.folder / "log").read_text(encoding="utf-8", errors="replace")
 
     @property
     def endpoint(self) -> str:
         """Where it listens."""
-        running = read_running(self._folder / "run")
+        running = read_running(self._runtime)
         assert running is not None
         return running.endpoint
 
@@ -105,7 +108,7 @@ def started(
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, env=environment, stderr=log, stdin=subprocess.DEVNULL)
     try:
-        yield DaemonProcess(process, supervisor, folder)
+        yield DaemonProcess(process, supervisor, folder, Path(environment["RUNTIME_DIRECTORY"]))
     finally:
         if process.poll() is None:
             process.kill()

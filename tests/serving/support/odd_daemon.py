@@ -81,6 +81,7 @@ def _slow_load() -> None:
         raise LoadCancelled
 
     startup.open_runner = open_runner  # type: ignore[attr-defined]
+    startup._LOG_PAUSE_SECONDS = 0.02
 
 
 @_mode("tiny-memory")

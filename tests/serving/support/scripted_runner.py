@@ -7,6 +7,8 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from stratad.runner import (
     NativeCounters,
     PlacementReport,
@@ -14,6 +16,7 @@ from stratad.runner import (
     SequenceTokens,
     SliceCounters,
     SlicePlacement,
+    StateShape,
     TokenLikelihood,
 )
 
@@ -111,6 +114,10 @@ class ScriptedRunner:
         self.failures: list[Exception] = []
         self.poison: set[int] = set()
         self.truncate_failure: Exception | None = None
+        # What saving a token takes; a page of 4096 bytes makes entries as large as they have tokens.
+        self.state_token_bytes = 4096
+        self.save_failures: list[Exception] = []
+        self.restore_failures: list[Exception] = []
         self.decode_thread: int | None = None
         self.is_closed = False
         # What `repair_placement` makes of the report; None: no page can be moved.
@@ -214,9 +221,29 @@ class ScriptedRunner:
         return (TokenLikelihood(token, 0.0), *ranked)
 
     def truncate(self, sequence: int, position: int) -> None:
-        if self.truncate_failure is not None and position > 0:
+        if self.truncate_failure is not None and 0 < position < len(self.memories[sequence]):
             raise self.truncate_failure
         del self.memories[sequence][position:]
+
+    def first_cut(self, sequence: int) -> int:
+        return 0 if self.truncate_failure is None else len(self.memories[sequence])
+
+    def state_shape(self, sequence: int) -> StateShape:
+        return StateShape(self.state_token_bytes * len(self.memories[sequence]), self.first_cut(sequence))
+
+    def save_state(self, sequence: int, into: memoryview) -> None:
+        assert len(into) == self.state_shape(sequence).size_bytes
+        if self.save_failures:
+            raise self.save_failures.pop(0)
+        saved = np.frombuffer(into, dtype=np.int32)
+        saved[: len(self.memories[sequence])] = self.memories[sequence]
+
+    def restore_state(self, sequence: int, state: memoryview) -> None:
+        self.memories[sequence].clear()
+        if self.restore_failures:
+            raise self.restore_failures.pop(0)
+        count = len(state) // self.state_token_bytes
+        self.memories[sequence].extend(np.frombuffer(state, dtype=np.int32)[:count].tolist())
 
     def adopt_decode_thread(self) -> None:
         self.decode_thread = threading.get_ident()

@@ -9,11 +9,12 @@ from time import monotonic, sleep
 
 from openai import OpenAI
 
+from stratad.api_keys import ApiKeys
 from stratad.chat_template import open_chat_template
 from stratad.engine import Engine
 from stratad.engine_status import EngineSettings
 from stratad.metrics import Metrics
-from stratad.server import HttpServer, ServerSettings, create_app, open_listener
+from stratad.server import Administration, HttpServer, ServerSettings, create_app, open_listener
 from stratad.service import Service, ServiceLimits, ServingParts
 from tests.serving.support.scripted_runner import ScriptedRunner
 
@@ -29,6 +30,7 @@ class Served:
     engine: Engine
     runner: ScriptedRunner
     url: str
+    make_ready: Callable[[], None]
 
     def client(self) -> OpenAI:
         """The real client, without its own retries: they would hide what the server answers."""
@@ -43,24 +45,46 @@ def serve(
     request_timeout_seconds: float = LIMIT_SECONDS,
     max_body_bytes: int = 1 << 20,
     chunk_tokens: int = 4,
+    prompt_cache_bytes: int = 0,
     is_loaded: bool = True,
+    port: int = 0,
+    api_keys: ApiKeys | None = None,
+    metrics_need_key: bool = True,
+    administration: Administration | None = None,
+    allowed_hosts: tuple[str, ...] = (),
 ) -> Iterator[Served]:
-    """Serves `runner`; with `is_loaded` False the service stays in the state of loading."""
+    """Serves `runner`; with `is_loaded` False the service stays in the state of loading until `make_ready`."""
     runner = runner or ScriptedRunner()
     metrics = Metrics(MODEL)
     service = Service(MODEL, "0", ServiceLimits(0.95, 64, 60.0))
     metrics.add_source(service.samples)
-    engine = Engine(runner, EngineSettings(max_queue, request_timeout_seconds, None, chunk_tokens), metrics)
+    engine = Engine(
+        runner,
+        EngineSettings(max_queue, request_timeout_seconds, None, chunk_tokens, prompt_cache_bytes),
+        metrics,
+    )
     engine.start()
     runner.forget_start()
     template, _ = open_chat_template(runner.chat_template, bos_text=runner.bos_text, eos_text=runner.eos_text)
-    if is_loaded:
+
+    def make_ready() -> None:
         service.serving(ServingParts(engine, runner, template))
-    listener = open_listener("127.0.0.1", 0, None)
-    server = HttpServer(create_app(service, metrics, ServerSettings(max_body_bytes, True)), listener)
+
+    if is_loaded:
+        make_ready()
+    listener = open_listener("127.0.0.1", port, None)
+    settings = ServerSettings(
+        max_body_bytes,
+        checks_host=True,
+        allowed_hosts=allowed_hosts,
+        api_keys=api_keys or ApiKeys(),
+        metrics_need_key=metrics_need_key,
+        administration=administration,
+    )
+    server = HttpServer(create_app(service, metrics, settings), listener)
     server.start()
     try:
-        yield Served(service, engine, runner, listener.endpoint)
+        yield Served(service, engine, runner, listener.endpoint, make_ready)
     finally:
         runner.release()
         engine.close()

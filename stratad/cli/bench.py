@@ -1,0 +1,107 @@
+"""`stratactl bench`: measures memory, cores and links of this machine for the planner."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from planner.sysfs import Tree
+from stratad.bench.cases import Programme, bench_nodes, programme
+from stratad.bench.conclude import conclude
+from stratad.bench.document import bench_document
+from stratad.bench.measure import (
+    BenchmarkRefused,
+    Bounds,
+    Instruments,
+    block_bytes,
+    measure,
+    shared_cache_bytes,
+)
+from stratad.bench.probe import NoDevices
+from stratad.bench.report import report_lines
+from stratad.cli.output import json_option, print_json, print_report
+from stratad.cli.parameters import byte_size
+from stratad.cli.progress import Progress
+from stratad.facts import STATE_DIRECTORY, machine_facts
+from stratad.machine_load import look_at_load, require_quiet
+from stratad.recorded import circumstances_of, require_writable, write_document
+
+DEFAULT_SECONDS = 30.0
+
+
+@click.command()
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=1, max=3600),
+    default=DEFAULT_SECONDS,
+    show_default=True,
+    help="Time to measure for; placing memory comes on top.",
+)
+@click.option(
+    "--bytes",
+    "node_bytes",
+    callback=byte_size,
+    metavar="SIZE",
+    help="Memory to read on each node. Default: 1 GiB, more where caches are large; at most a quarter of what is free.",
+)
+@click.option("--force", is_flag=True, help="Measure although the machine is busy.")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=STATE_DIRECTORY / "bench.json",
+    show_default=True,
+    help="Where to keep the results.",
+)
+@json_option
+def bench(seconds: float, node_bytes: int | None, force: bool, output: Path, as_json: bool) -> int:
+    """Measure what this machine's memory, cores and links do for the pool, and keep it for the planner.
+
+    It replaces the cost model's defaults and explains a plan; it never chooses: only `stratactl tune` does.
+    Exit status 1 means that the machine was busy, or that rates varied too much to conclude anything.
+    """
+    require_writable(output, "stratactl bench")
+    load = look_at_load(Tree(Path("/")), time.sleep)
+    if not force:
+        require_quiet(load, "stratactl bench")
+    topology = machine_facts()
+    cases = programme(bench_nodes(topology))
+    _require_cores(cases)
+    caches = tuple((cache.cpu_ids, cache.size_bytes) for cache in topology.last_level_caches)
+    cache_bytes = shared_cache_bytes(cases, caches)
+    bounds = Bounds(seconds, block_bytes(cases.nodes, cache_bytes, node_bytes))
+    progress = Progress(is_quiet=as_json)
+    # The native module is loaded only where there is something to measure.
+    from stratad.bench.native_probe import NativeProbe
+
+    instruments = Instruments(NativeProbe(cases.nodes), NoDevices(), time.monotonic)
+    try:
+        measured = measure(cases, instruments, bounds, progress.report)
+    finally:
+        progress.clear()
+    conclusions = conclude(measured, cache_bytes)
+    document = bench_document(circumstances_of(topology), measured, conclusions) | {
+        "load": load.as_document()
+    }
+    if conclusions.is_trustworthy:
+        write_document(output, document, "stratactl bench")
+    if as_json:
+        print_json(document)
+    else:
+        kept = (
+            f"kept in {output}"
+            if conclusions.is_trustworthy
+            else "not kept: run it again on a quieter machine"
+        )
+        print_report("\n".join([*report_lines(measured, conclusions), f"result    {kept}"]) + "\n")
+    return 0 if conclusions.is_trustworthy else 1
+
+
+def _require_cores(cases: Programme) -> None:
+    if not cases.reads:
+        raise BenchmarkRefused(
+            tried="finding cores to measure with",
+            because="no usable node has both CPUs and memory this process may use",
+            remedy="run it outside the narrow cpuset (`stratactl topology` shows what is left)",
+        )

@@ -1,0 +1,225 @@
+"""The real thing: every trial is a daemon of its own, started afresh, asked, and gone before the next one starts."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from planner import plan_to_json
+from stratad.config import Configuration, MetricsSection, PlacementSection, ServerSection, child_environment
+from stratad.config.writing import configuration_text
+from stratad.errors import DaemonError, one_line
+from stratad.model import ModelFacts
+from stratad.runtime_directory import read_running
+from stratad.tune.arms import PlannedArm
+from stratad.tune.child import HELD_SIGNALS
+from stratad.tune.client import ask
+from stratad.tune.prompts import WARM_UP, Questions
+from stratad.tune.trial import ArmFailed, Trial
+
+# A model of several hundred gigabytes takes minutes to place and fill.
+START_LIMIT_SECONDS = 1800.0
+ANSWER_LIMIT_SECONDS = 1800.0
+_STOP_LIMIT_SECONDS = 60.0
+_LOOK_SECONDS = 0.2
+_WARM_UP_TOKENS = 16
+_LOG_LINES = 6
+_READ_BYTES = 1 << 24
+
+
+class PageCache(StrEnum):
+    """What of the model file lies in the page cache when an arm starts: nothing, or all that fits."""
+
+    DROP = "drop"
+    WARM = "warm"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What all trials have in common: the configuration, the model's files, the questions and the cache's state."""
+
+    configuration: Configuration
+    model: ModelFacts
+    questions: Questions
+    page_cache: PageCache
+
+
+class DaemonEngine:
+    """`TrialEngine` of this machine. Nothing of a trial is left when it has ended, however it ended."""
+
+    def __init__(self, setting: Setting, arms: tuple[PlannedArm, ...]) -> None:
+        self._setting = setting
+        self._arms = {arm.name: arm for arm in arms}
+
+    def try_arm(self, arm: str) -> Trial:
+        """One fresh start. Raises ArmFailed with the daemon's own words."""
+        prepare_page_cache(self._setting.model.paths, self._setting.page_cache)
+        with tempfile.TemporaryDirectory(prefix="stratad-tune-") as name:
+            folder = Path(name)
+            try:
+                with _daemon(folder, self._arms[arm], self._setting.configuration) as child:
+                    endpoint = child.wait_until_ready()
+                    return _measured(endpoint, self._setting)
+            except (DaemonError, OSError) as error:
+                because = error.because if isinstance(error, DaemonError) else str(error)
+                raise ArmFailed(f"{because}{_last_words(folder)}") from error
+
+
+def trial_configuration(configuration: Configuration, arm: PlannedArm, folder: Path) -> Configuration:
+    """Give the child's settings: the user's, but for the arm's policy, its own address, and nothing that changes it.
+
+    The plan itself goes in by STRATAD_PLAN, as `stratactl apply` would have left it. Pages that do not lie where the
+    arm wants them fail the trial instead of making it another arm's.
+    """
+    placement: PlacementSection = replace(
+        configuration.placement, policy=arm.plan.policy.value, workers=None, fallback="fail"
+    )
+    server: ServerSection = replace(
+        configuration.server,
+        host="127.0.0.1",
+        port=0,
+        unix_socket=None,
+        drain_seconds=1.0,
+        request_timeout_seconds=ANSWER_LIMIT_SECONDS,
+        runtime_directory=folder / "run",
+    )
+    metrics: MetricsSection = replace(configuration.metrics, placement_check_seconds=0.0)
+    return replace(configuration, placement=placement, server=server, metrics=metrics)
+
+
+def prepare_page_cache(paths: tuple[Path, ...], state: PageCache) -> None:
+    """Brings the model files' page cache into the same state before every start: gone, or read once."""
+    for path in paths:
+        with path.open("rb", buffering=0) as file:
+            if state is PageCache.DROP:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            else:
+                while file.read(_READ_BYTES):
+                    pass
+
+
+class _Child:
+    """A started daemon, seen as its supervisor sees it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], notifications: socket.socket, folder: Path) -> None:
+        self._process, self._notifications, self._folder = process, notifications, folder
+
+    def wait_until_ready(self) -> str:
+        """Gives its address. Raises DaemonError when it ends before, or does not get there."""
+        end_seconds = time.monotonic() + START_LIMIT_SECONDS
+        self._notifications.settimeout(_LOOK_SECONDS)
+        while time.monotonic() < end_seconds:
+            try:
+                lines = self._notifications.recv(4096).decode().splitlines()
+            except TimeoutError:
+                lines = []
+            if "READY=1" in lines:
+                running = read_running(self._folder / "run")
+                if running is not None:
+                    return running.endpoint
+            if self._process.poll() is not None:
+                raise DaemonError("starting the arm", f"it ended with status {self._process.returncode}")
+        raise DaemonError("starting the arm", f"it was not ready after {START_LIMIT_SECONDS:g} seconds")
+
+
+@contextlib.contextmanager
+def _daemon(folder: Path, arm: PlannedArm, configuration: Configuration) -> Iterator[_Child]:
+    """The arm's daemon; it is gone at the end, whatever happens."""
+    plan_path, notify_path, config_path = folder / "plan.json", folder / "notify", folder / "stratad.toml"
+    plan_path.write_text(plan_to_json(arm.plan), encoding="utf-8")
+    settings = trial_configuration(configuration, arm, folder)
+    config_path.write_text(configuration_text(settings), encoding="utf-8")
+    environment = child_environment(
+        NOTIFY_SOCKET=str(notify_path), STRATAD_PLAN=str(plan_path), RUNTIME_DIRECTORY="", WATCHDOG_USEC=""
+    )
+    command = [sys.executable, "-m", "stratad.tune.child", str(os.getpid()), "--config", str(config_path)]
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifications,
+        (folder / "log").open("wb") as log,
+    ):
+        notifications.bind(str(notify_path))
+        # A signal that came while the child is made would lose it: it waits until somebody looks after it.
+        former = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_SIGNALS)
+        process = None
+        try:
+            # A session of its own: Ctrl-C reaches the judge, who then ends the child in order.
+            process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                start_new_session=True,
+            )
+            signal.pthread_sigmask(signal.SIG_SETMASK, former)
+            yield _Child(process, notifications, folder)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, former)
+            if process is not None:
+                _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(_STOP_LIMIT_SECONDS)
+        except BaseException as error:
+            # Whatever interrupts the waiting, the child goes first.
+            process.kill()
+            process.wait()
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+
+
+def _measured(endpoint: str, setting: Setting) -> Trial:
+    _answer(endpoint, WARM_UP, _WARM_UP_TOKENS)
+    answers = [
+        _answer(endpoint, prompt, setting.questions.answer_tokens) for prompt in setting.questions.prompts
+    ]
+    timings = [answer["timings"] for answer in answers]
+    # The first token falls out of the prompt: one step less than tokens.
+    steps = sum(timing["predicted_n"] - 1 for timing in timings)
+    decode_seconds = sum(timing["predicted_ms"] for timing in timings) / 1000
+    prompt_seconds = sum(timing["prompt_ms"] for timing in timings) / 1000
+    prompt_tokens = sum(timing["prompt_n"] for timing in timings)
+    if steps < 1 or decode_seconds <= 0 or prompt_seconds <= 0 or prompt_tokens < 1:
+        raise DaemonError("measuring the arm", "the answers end at once: there is nothing to measure")
+    text = "\x00".join(answer["choices"][0]["text"] for answer in answers)
+    placement = ask(endpoint, "/placement")
+    return Trial(
+        decode_tokens_per_second=steps / decode_seconds,
+        prompt_tokens_per_second=prompt_tokens / prompt_seconds,
+        local_ratio=placement["worst_ratio"],
+        answer_digest=hashlib.sha256(text.encode()).hexdigest()[:16],
+        cached_tokens=sum(timing["cache_n"] for timing in timings),
+        decode_steps=steps,
+    )
+
+
+def _answer(endpoint: str, prompt: str, token_count: int) -> Mapping[str, Any]:
+    body = {"prompt": prompt, "max_tokens": token_count, "temperature": 0, "seed": 1}
+    return ask(endpoint, "/v1/completions", body, ANSWER_LIMIT_SECONDS)
+
+
+def _last_words(folder: Path) -> str:
+    """The end of the daemon's log, on one line."""
+    try:
+        lines = (folder / "log").read_text(encoding="utf-8", errors="replace").split("\n")
+    except OSError:
+        return ""
+    said = " / ".join(one_line(line.strip()) for line in lines if line.strip()[:1] not in ("", "|"))
+    words = said.split(" / ")[-_LOG_LINES:]
+    return f"; its last words: {' / '.join(words)}" if said else ""

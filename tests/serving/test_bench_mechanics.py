@@ -1,0 +1,36 @@
+"""The serving benchmark measures what it says: tokens are counted as they come, while all streams run."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("stratad._native", reason="the native module is not built")
+
+from tests.bench.serving import joint_rate
+from tests.bench.stream_reader import read_streams
+from tests.serving.support.scripted_runner import ScriptedRunner
+from tests.serving.support.served import serve
+
+
+def test_the_rate_counts_what_came_while_all_streams_ran() -> None:
+    early = [0.0, 1.0, 2.0, 3.0, 4.0]
+    late = [2.0, 3.0, 4.0, 5.0, 6.0]
+    # From 2 to 4 seconds: two tokens of each.
+    assert joint_rate([early, late]) == pytest.approx(4 / 2)
+    assert joint_rate([early]) == pytest.approx(4 / 4)
+
+
+def test_the_reader_sees_every_token_of_every_stream() -> None:
+    runner = ScriptedRunner(lambda prompt: [b"x"] * 40, sequence_count=3)
+    with serve(runner) as served:
+        bodies = [
+            json.dumps({"prompt": f"p{index}", "max_tokens": 10 + index, "stream": True}).encode()
+            for index in range(3)
+        ]
+        arrivals = read_streams(int(served.url.rpartition(":")[2]), bodies)
+    for index, times in enumerate(arrivals):
+        # A scripted runner outruns its reader; pieces that wait together may come as one then.
+        assert 1 <= len(times) <= 10 + index
+        assert times == sorted(times)

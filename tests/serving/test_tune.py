@@ -1,0 +1,212 @@
+"""`stratactl tune` for real: fresh daemons on a tiny model, judged, and nothing left of them. No claim about speed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from planner import Policy, tuning_from_json
+from planner.sysfs import Tree
+from tests.serving.support.served import wait_until
+
+pytest.importorskip("stratad._native", reason="the native module is not built")
+
+from stratad.cli.tune import Contest, _contest, _request
+from stratad.config import load_configuration
+from stratad.errors import DaemonError
+from stratad.model import read_model_facts
+from stratad.tune import ArmFailed
+from stratad.tune.daemon_engine import DaemonEngine, PageCache, Setting
+from stratad.tune.prompts import Questions
+from stratad.tune.service_pause import service_paused
+from tests.support.gguf_models import write_model
+
+LIMIT_SECONDS = 300.0
+ARMS = "off:1,off:2"
+SHORT = Questions(("The ship came", "It was late and"), answer_tokens=8)
+
+pytestmark = pytest.mark.skipif(
+    len(os.sched_getaffinity(0)) < 2, reason="two arms need two CPUs: one worker against two"
+)
+
+
+@pytest.fixture(scope="module")
+def configuration_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tune")
+    model = write_model(folder / "tiny.gguf", vocabulary="bytes")
+    path = folder / "stratad.toml"
+    path.write_text(
+        f'[model]\npath = "{model}"\ncontext_tokens = 1024\nthreads = 1\nslots = 4\n[placement]\ntest_slices = 2\n'
+    )
+    return path
+
+
+@pytest.fixture(scope="module")
+def contest(configuration_path: Path) -> Contest:
+    configuration = load_configuration(configuration_path)
+    model = read_model_facts(configuration.model.path)
+    setting = Setting(configuration, model, SHORT, PageCache.WARM)
+    return _contest(setting, ARMS, _request(configuration, model))
+
+
+def children_of(process_id: int) -> list[int]:
+    """Processes whose parent this is."""
+    found = []
+    for name in Tree(Path("/")).names("/proc") or ():
+        if name.isdigit():
+            words = (Tree(Path("/")).text(f"/proc/{name}/stat") or "").rpartition(")")[2].split()
+            if len(words) > 1 and int(words[1]) == process_id and words[0] != "Z":
+                found.append(int(name))
+    return found
+
+
+def is_alive(process_id: int) -> bool:
+    words = (Tree(Path("/")).text(f"/proc/{process_id}/stat") or "").rpartition(")")[2].split()
+    return bool(words) and words[0] != "Z"
+
+
+@contextmanager
+def running_tune(configuration: Path, folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """A tuning that would go on for long; its temporary files lie in `folder`/tmp."""
+    (folder / "tmp").mkdir()
+    command = [sys.executable, "-m", "stratad.cli.main", "tune", "--config", str(configuration), "--force"]
+    command += ["--arms", ARMS, "--rounds", "100", "--tokens", "500", "--output", str(folder / "tune.json")]
+    environment = {**os.environ, "TMPDIR": str(folder / "tmp")}
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        wait_until(lambda: bool(children_of(process.pid)) or process.poll() is not None)
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_tuning_ends_with_a_document_that_the_planner_reads(
+    configuration_path: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "tune.json"
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("The ship came\n---\nIt was late and\n")
+    command = [sys.executable, "-m", "stratad.cli.main", "tune", "--config", str(configuration_path)]
+    command += ["--arms", ARMS, "--rounds", "1", "--tokens", "8", "--prompt-file", str(prompts)]
+    done = subprocess.run(
+        [*command, "--force", "--output", str(output), "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT_SECONDS,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == json.loads(output.read_text())
+    tuning = tuning_from_json(output.read_text())
+    assert [(result.policy, result.worker_count) for result in tuning.results] == [
+        (Policy.OFF, 1),
+        (Policy.OFF, 2),
+    ]
+    assert all(len(result.tokens_per_second) == 2 for result in tuning.results)
+    assert tuning.verdict is None  # one block
+    details = json.loads(output.read_text())["details"]
+    assert details["answers_agree"]
+    trials = [trial for arm in details["arms"] for trial in arm["trials"]]
+    assert all(trial["cached_tokens"] == 0 for trial in trials), "a prompt was answered out of memory"
+
+
+def test_every_trial_is_a_start_of_its_own_and_leaves_nothing(
+    contest: Contest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    engine = DaemonEngine(contest.setting, contest.arms)
+    first, second = engine.try_arm("off:1"), engine.try_arm("off:2")
+    assert first.answer_digest == second.answer_digest
+    assert first.decode_tokens_per_second > 0
+    assert first.prompt_tokens_per_second > 0
+    assert children_of(os.getpid()) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_arm_that_cannot_start_fails_with_the_daemons_own_words(contest: Contest) -> None:
+    other = replace(contest.arms[0], plan=replace(contest.arms[0].plan, machine_fingerprint="000000000000"))
+    with pytest.raises(ArmFailed, match="another machine"):
+        DaemonEngine(contest.setting, (other,)).try_arm(other.name)
+    assert children_of(os.getpid()) == []
+
+
+def test_prompts_that_do_not_fit_fail_with_the_servers_words(contest: Contest) -> None:
+    long = replace(contest.setting, questions=Questions(("x" * 2000,), 8))
+    with pytest.raises(ArmFailed, match="the context holds"):
+        DaemonEngine(long, contest.arms).try_arm("off:1")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_it_ends_its_child_and_leaves_no_file(
+    configuration_path: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    with running_tune(configuration_path, tmp_path) as process:
+        (child,) = children_of(process.pid)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=LIMIT_SECONDS)
+        assert process.returncode == 130, errors
+        assert "Traceback" not in errors
+        assert not is_alive(child)
+    assert list((tmp_path / "tmp").iterdir()) == []
+    assert not (tmp_path / "tune.json").exists()
+
+
+def test_killed_it_takes_its_child_along(configuration_path: Path, tmp_path: Path) -> None:
+    with running_tune(configuration_path, tmp_path) as process:
+        (child,) = children_of(process.pid)
+        process.kill()
+        process.wait(LIMIT_SECONDS)
+        wait_until(lambda: not is_alive(child))
+
+
+class RememberedService:
+    """A service that runs, and a list of what was done to it."""
+
+    def __init__(self, *, is_running: bool) -> None:
+        self.is_running, self.done = is_running, list[str]()
+
+    def is_active(self, unit: str) -> bool:
+        return self.is_running
+
+    def stop(self, unit: str) -> None:
+        self.done.append(f"stop {unit}")
+        self.is_running = False
+
+    def start(self, unit: str) -> None:
+        self.done.append(f"start {unit}")
+        self.is_running = True
+
+
+def test_a_running_service_is_refused_unless_somebody_says_so() -> None:
+    service = RememberedService(is_running=True)
+    with pytest.raises(DaemonError) as caught, service_paused(service, may_stop=False):
+        raise AssertionError("it must not get here")
+    assert "--stop-service" in caught.value.remedy
+    assert service.done == []
+
+
+def test_a_stopped_service_is_started_again_whatever_happens() -> None:
+    service = RememberedService(is_running=True)
+    with pytest.raises(KeyboardInterrupt), service_paused(service, may_stop=True):
+        assert not service.is_running
+        raise KeyboardInterrupt
+    assert service.done == ["stop stratad.service", "start stratad.service"]
+
+
+def test_a_service_that_does_not_run_is_left_alone() -> None:
+    service = RememberedService(is_running=False)
+    with service_paused(service, may_stop=True):
+        pass
+    assert service.done == []
