@@ -119,6 +119,8 @@ def measured_threshold(
     nothing is held. Raises DecodeError when that fails.
     """
     outcomes = gpu.open_memory(reserve_bytes=0, cache_bytes=0)
+    if not any(outcome.expert_layers for outcome in outcomes):
+        return batch_tokens, ()  # a model without experts, or with none on a GPU
     if not all(outcome.has_staging for outcome in outcomes if outcome.expert_layers):
         return _native.DEFAULT_GPU_POOL_TOKENS, ()
     rows: list[tuple[int, float, float]] = []

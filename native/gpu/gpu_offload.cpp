@@ -1,6 +1,8 @@
 #include "gpu/gpu_offload.hpp"
 
 #include <algorithm>
+#include <cstdio>
+#include <cstdlib>
 #include <map>
 #include <mutex>
 #include <stdexcept>
@@ -28,6 +30,16 @@ ggml_backend_dev_t device_of(const ggml_tensor* tensor) {
   return ggml_backend_buft_get_device(ggml_backend_buffer_get_type(tensor->buffer));
 }
 
+// CUDA's backend ends the process on errors of the driver. Without this, ggml would look for a debugger to
+// print a trace with, while requests wait; the supervisor restarts what has ended.
+void say_why_and_end(const char* message) {
+  std::fprintf(stderr,
+               "error: a GPU has failed\n  tried:   computing on the GPU\n  because: %s\n"
+               "  remedy:  look at the driver's messages (`dmesg`); gpu.mode = \"off\" never uses it\n",
+               message);
+  std::_Exit(1);
+}
+
 uint64_t cache_budget(const MemorySettings& settings, uint64_t free_bytes) {
   const uint64_t available = free_bytes > settings.reserve_bytes ? free_bytes - settings.reserve_bytes : 0;
   return std::min(settings.cache_bytes.value_or(available), available);
@@ -49,6 +61,7 @@ GpuOffload::GpuOffload(const std::vector<std::string>& names) {
     proxies_.push_back(std::make_unique<ProxyDevice>(*device));
   }
   if (proxies_.empty()) throw std::invalid_argument("the loaded backends offer no GPU");
+  ggml_set_abort_callback(say_why_and_end);
 }
 
 std::vector<ggml_backend_dev_t> GpuOffload::devices() const {

@@ -130,11 +130,14 @@ bool ProxyDevice::open_staging() {
 }
 
 bool ProxyDevice::open_cache(const CacheSettings& settings) {
-  cache_ = ExpertCache::create(inner_.device, layers_, settings, uploader_);
+  auto cache = ExpertCache::create(inner_.device, layers_, settings, uploader_);
+  const std::lock_guard guard(cache_mutex_);
+  cache_ = std::move(cache);
   return cache_ != nullptr;
 }
 
 void ProxyDevice::close_cache() {
+  const std::lock_guard guard(cache_mutex_);
   cache_.reset();
 }
 
@@ -159,7 +162,10 @@ GpuCounters ProxyDevice::counters() const {
                        .pool_seconds = seconds(totals_.pool_nanoseconds),
                        .copy_seconds = seconds(totals_.copy_nanoseconds),
                        .upload_seconds = uploader_.seconds()};
-  if (cache_) counters.cache = cache_->counters();
+  {
+    const std::lock_guard guard(cache_mutex_);
+    if (cache_) counters.cache = cache_->counters();
+  }
   counters.staged_bytes = count(totals_.staged_bytes);
   return counters;
 }

@@ -96,6 +96,9 @@ class ProxyDevice : public ggml_backend_device {
   std::string failure_;
   Totals totals_;
   Uploader uploader_;
+  // Of the pointer to the cache, which counters() reads from any thread; changed with the pool device's mutex
+  // held as well, so that whoever holds that one may read it.
+  mutable std::mutex cache_mutex_;
   std::unique_ptr<StagedWeights> staging_;
   std::unique_ptr<ExpertCache> cache_;
 };

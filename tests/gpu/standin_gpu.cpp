@@ -15,7 +15,7 @@
 //   fail_graph     the how manieth graph from now on fails; 0 none
 //   fail_how       1: graph_compute says so; 2: waiting for it throws, as a lost device does; 3:
 //   graph_compute says
-//                  that there is no memory
+//                  that there is no memory; 4: the process ends there, as CUDA's backend has it
 //   refuse_above   buffers of more bytes are refused, whatever is free; 0 none
 //   register_most  host memory of so many bytes can be registered; 0: not at all, as with Vulkan
 // and standin_get(name) tells: graphs, nodes, bare_graphs (handed over without use counts), allocated_bytes,
@@ -279,6 +279,7 @@ class Stream {
     ++setting("graphs");
     const bool fails = setting("fail_graph") > 0 && --setting("fail_graph") == 0;
     if (fails && setting("fail_how") == 1) return GGML_STATUS_FAILED;
+    if (fails && setting("fail_how") == 4) GGML_ABORT("standin error: an illegal memory access");
     if (fails && setting("fail_how") == 3) return GGML_STATUS_ALLOC_FAILED;
     auto recorded = std::make_shared<Recorded>(graph);
     add([this, recorded, fails] {

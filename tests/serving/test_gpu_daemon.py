@@ -16,7 +16,7 @@ from tests.serving.support.served import wait_until
 pytest.importorskip("stratad._native", reason="the native module is not built")
 
 from stratad.daemon import demo_model_path
-from tests.support import standin
+from tests.support import gguf_models, standin
 
 MIB = 1 << 20
 PROMPTS = ("The next morning, Elizabeth", "Mr. Darcy had never been so", "She was " + "very happy and " * 20)
@@ -24,9 +24,14 @@ PROMPTS = ("The next morning, Elizabeth", "Mr. Darcy had never been so", "She wa
 
 @contextmanager
 def daemon(
-    folder: Path, settings: str = "", *, gpu: bool = True, variables: dict[str, str] | None = None
+    folder: Path,
+    settings: str = "",
+    *,
+    gpu: bool = True,
+    variables: dict[str, str] | None = None,
+    model: Path | None = None,
 ) -> Iterator[DaemonProcess]:
-    """A daemon on the demo model, whose state lies in a folder beside `folder`."""
+    """A daemon on the demo model or another, whose state lies in a folder beside `folder`."""
     state = folder.parent / "state"
     state.mkdir(parents=True, exist_ok=True)
     section = (
@@ -40,7 +45,7 @@ def daemon(
         "GGML_CPU_TILED_MM": "0",
         **(variables or {}),
     }
-    with started(folder, demo_model_path(), settings=text, variables=environment) as process:
+    with started(folder, model or demo_model_path(), settings=text, variables=environment) as process:
         yield process
 
 
@@ -130,6 +135,17 @@ def test_a_failing_gpu_ends_the_daemon_for_its_supervisor(tmp_path: Path, how: s
     assert not (tmp_path / "state" / "expert-profile.json").exists()
 
 
+def test_a_backend_that_ends_the_process_leaves_a_clear_error(tmp_path: Path) -> None:
+    variables = {"STANDIN_FAIL_GRAPH": LATE_GRAPH, "STANDIN_FAIL_HOW": "4"}
+    with daemon(tmp_path / "run", f"cache = {MIB}\nprefill_threshold = 16\n", variables=variables) as hybrid:
+        hybrid.wait_for("READY=1")
+        with pytest.raises(httpx.RemoteProtocolError):
+            complete(hybrid, PROMPTS[0], max_tokens=1000)
+        assert hybrid.exit_status() == 1
+        assert "error: a GPU has failed" in hybrid.log
+        assert "an illegal memory access" in hybrid.log
+
+
 def test_a_failing_gpu_is_replaced_by_the_cpus_when_configured(tmp_path: Path) -> None:
     with daemon(tmp_path / "cpu", gpu=False) as cpu:
         cpu.wait_for("READY=1")
@@ -158,6 +174,15 @@ def test_a_gpu_that_fails_before_the_first_answer_is_an_error_or_replaced(tmp_pa
         served.wait_for("READY=1")
         assert "gpu-failed" in reasons(served)
         assert complete(served, PROMPTS[0]).status_code == 200
+
+
+def test_a_model_without_experts_is_all_the_gpus(tmp_path: Path) -> None:
+    model = gguf_models.write_model(tmp_path / "dense.gguf", "dense", vocabulary="bytes")
+    with daemon(tmp_path / "run", model=model) as served:
+        served.wait_for("READY=1")
+        assert complete(served, PROMPTS[0]).status_code == 200
+        assert metric(served, "stratad_gpu_steps_total") > 0
+        assert not {"gpu-cache-off", "gpu-prefill-off", "gpu-prefill-threshold"} & reasons(served)
 
 
 def test_a_gpu_without_room_for_the_model_is_an_error_with_a_way_out(tmp_path: Path) -> None:

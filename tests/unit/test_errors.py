@@ -46,6 +46,7 @@ def test_exit_statuses_are_the_documented_ones() -> None:
         "ConfigurationError": 2,
         "ModelFileError": 1,
         "EngineError": 1,
+        "DeviceError": 1,
         "DaemonError": 1,
         "PlanRefusedError": 3,
         "PlacementError": 4,
