@@ -61,6 +61,10 @@ class NativeProbe:
         self._arenas[node_ids] = arena
         return PlacedMemory(node_ids, arena.size_bytes, _local_ratio(arena, node_ids, len(self._nodes)))
 
+    def memory_of(self, node_id: int) -> _native.Arena:
+        """The block that was placed on this node alone."""
+        return self._arenas[(node_id,)]
+
     def read(self, case: ReadCase, seconds: float) -> float:
         """Bytes a second of all readers together."""
         if case not in self._reads:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from planner import Effect, Topology
 from planner.sysfs import Tree
 from stratad.bench.cases import Programme, bench_nodes, programme
 from stratad.bench.conclude import conclude
@@ -19,7 +21,7 @@ from stratad.bench.measure import (
     measure,
     shared_cache_bytes,
 )
-from stratad.bench.probe import NoDevices
+from stratad.bench.probe import DeviceCopies, NoDevices
 from stratad.bench.report import report_lines
 from stratad.cli.output import json_option, print_json, print_report
 from stratad.cli.parameters import byte_size
@@ -27,6 +29,10 @@ from stratad.cli.progress import Progress
 from stratad.facts import STATE_DIRECTORY, machine_facts
 from stratad.machine_load import look_at_load, require_quiet
 from stratad.recorded import circumstances_of, require_writable, write_document
+
+if TYPE_CHECKING:
+    from stratad.bench.native_probe import NativeProbe
+    from stratad.bench.results import Measurements
 
 DEFAULT_SECONDS = 30.0
 
@@ -48,6 +54,12 @@ DEFAULT_SECONDS = 30.0
 )
 @click.option("--force", is_flag=True, help="Measure although the machine is busy.")
 @click.option(
+    "--config",
+    "configuration_path",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="Configuration whose [gpu] section says which GPUs to copy to. Default: those that are found.",
+)
+@click.option(
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
     default=STATE_DIRECTORY / "bench.json",
@@ -55,7 +67,15 @@ DEFAULT_SECONDS = 30.0
     help="Where to keep the results.",
 )
 @json_option
-def bench(seconds: float, node_bytes: int | None, force: bool, output: Path, as_json: bool) -> int:
+def bench(
+    seconds: float,
+    node_bytes: int | None,
+    force: bool,
+    *,
+    configuration_path: Path | None,
+    output: Path,
+    as_json: bool,
+) -> int:
     """Measure what this machine's memory, cores and links do for the pool, and keep it for the planner.
 
     It replaces the cost model's defaults and explains a plan; it never chooses: only `stratactl tune` does.
@@ -75,11 +95,13 @@ def bench(seconds: float, node_bytes: int | None, force: bool, output: Path, as_
     # The native module is loaded only where there is something to measure.
     from stratad.bench.native_probe import NativeProbe
 
-    instruments = Instruments(NativeProbe(cases.nodes), NoDevices(), time.monotonic)
+    probe = NativeProbe(cases.nodes)
+    copies = _copies(probe, configuration_path, topology)
     try:
-        measured = measure(cases, instruments, bounds, progress.report)
+        measured = measure(cases, Instruments(probe, copies, time.monotonic), bounds, progress.report)
     finally:
         progress.clear()
+    _tell_slow_uploads(copies, measured, topology)
     conclusions = conclude(measured, cache_bytes)
     document = bench_document(circumstances_of(topology), measured, conclusions) | {
         "load": load.as_document()
@@ -96,6 +118,31 @@ def bench(seconds: float, node_bytes: int | None, force: bool, output: Path, as_
         )
         print_report("\n".join([*report_lines(measured, conclusions), f"result    {kept}"]) + "\n")
     return 0 if conclusions.is_trustworthy else 1
+
+
+def _copies(probe: NativeProbe, configuration_path: Path | None, topology: Topology) -> DeviceCopies:
+    """Copies to the GPUs that the daemon would use; what keeps it from using one is told."""
+    from stratad.bench.gpu_copies import GpuCopies
+    from stratad.config import GpuSection, load_configuration
+    from stratad.gpu_runtime import open_gpus
+
+    settings = GpuSection() if configuration_path is None else load_configuration(configuration_path).gpu
+    findings = open_gpus(settings, topology)
+    for reason in findings.reasons:
+        if reason.effect is Effect.WARNS:
+            click.echo(f"{reason.code}: {reason.message}", err=True)
+    return GpuCopies(findings.gpus, probe) if findings.gpus else NoDevices()
+
+
+def _tell_slow_uploads(copies: DeviceCopies, measured: Measurements, topology: Topology) -> None:
+    from stratad.bench.gpu_copies import GpuCopies
+    from stratad.gpu_rates import slow_upload
+
+    if not isinstance(copies, GpuCopies):
+        return
+    slow = slow_upload(copies.rates(measured.copies), Tree(Path("/")), topology.iommu)
+    if slow is not None:
+        click.echo(f"{slow.code}: {slow.message}; {slow.remedy}", err=True)
 
 
 def _require_cores(cases: Programme) -> None:

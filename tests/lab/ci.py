@@ -1,4 +1,4 @@
-"""The lab as part of .ci/run: every scenario, and those that failed once more.
+"""The lab as part of .ci/run: every scenario but the lengthy ones, and those that failed once more.
 
 An emulated processor on a busy host now and then loses a timer for good, in whatever the guest is doing: a machine
 booted anew does not show it, and a fault of ours does. A scenario that fails twice fails the run. Where the host cannot
@@ -14,7 +14,17 @@ import sys
 
 from tests.lab.image import UNAVAILABLE_STATUS
 
-_SCENARIOS = ["-m", "pytest", "-v", "-s", "-o", "python_files=scenario_*.py", "tests/lab"]
+_SCENARIOS = [
+    "-m",
+    "pytest",
+    "-v",
+    "-s",
+    "-o",
+    "python_files=scenario_*.py",
+    "-m",
+    "not lengthy",
+    "tests/lab",
+]
 
 
 def main() -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from tests.lab import layouts
 from tests.lab.machine import Machine
 from tests.lab.serving import (
@@ -116,6 +118,7 @@ def test_the_planner_follows_a_recorded_winner_and_wants_enough_starts(machine: 
         machine.check("rm", "-f", _RESULT)
 
 
+@pytest.mark.lengthy
 def test_a_running_service_is_left_alone_unless_it_may_be_stopped(machine: Machine) -> None:
     configure(machine)
     start(machine)
@@ -131,6 +134,7 @@ def test_a_running_service_is_left_alone_unless_it_may_be_stopped(machine: Machi
     assert process_id(machine) != first
 
 
+@pytest.mark.lengthy
 def test_a_stopped_tuning_takes_its_child_along_and_starts_the_service_again(machine: Machine) -> None:
     configure(machine)
     start(machine)
@@ -151,6 +155,7 @@ def test_a_stopped_tuning_takes_its_child_along_and_starts_the_service_again(mac
     assert machine.check("systemctl", "is-active", "stratad").strip() == "active"
 
 
+@pytest.mark.lengthy
 def test_bench_reads_every_node_from_every_node(machine: Machine) -> None:
     done = machine.run(
         STRATACTL, "bench", "--seconds=20", "--bytes=64MiB", "--force", f"--output={_BENCH}", "--json"

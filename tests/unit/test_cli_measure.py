@@ -12,6 +12,7 @@ pytest.importorskip("stratad._native", reason="the native module is not built")
 
 from stratad.cli.main import run
 from stratad.machine_load import MachineLoad
+from tests.support import standin
 from tests.support.gguf_models import write_model
 
 QUIET = MachineLoad(0.0, 0.0, 0.0)
@@ -57,6 +58,20 @@ def test_bench_measures_this_machine_and_keeps_it_for_the_planner(
         assert run(arguments) == 0
         codes = {reason["code"] for reason in json.loads(capsys.readouterr().out)["reasons"]}
         assert "bench-ignored" not in codes
+
+
+def test_bench_copies_to_the_gpus_that_the_daemon_would_use(
+    tmp_path: Path, configuration: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with configuration.open("a") as file:
+        file.write(f'[gpu]\nmode = "on"\nbackend_path = "{standin.module_path()}"\ndevices = ["STANDIN0"]\n')
+    options = ["--seconds", "2", "--bytes", "64MiB", "--force", "--output", str(tmp_path / "bench.json")]
+    assert run(["bench", *options, "--config", str(configuration), "--json"]) in {0, 1}
+    copies = json.loads(capsys.readouterr().out)["details"]["host_to_device"]
+    assert {copy["device"] for copy in copies} == {"STANDIN0"}
+    for copy in copies:
+        for rate in ("alone_bytes_per_second", "together_bytes_per_second", "pool_bytes_per_second"):
+            assert copy[rate] > 0
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may write anywhere")

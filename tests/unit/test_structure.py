@@ -81,6 +81,7 @@ def test_only_few_files_import_the_native_module() -> None:
     users = {name_of(path) for path in PYTHON_FILES if "stratad._native" in imported_modules(path)}
     assert users == {
         "stratad/apply.py",
+        "stratad/bench/gpu_copies.py",
         "stratad/bench/native_probe.py",
         "stratad/gpu_offload.py",
         "stratad/gpu_runtime.py",
