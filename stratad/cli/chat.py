@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from stratad.cli.daemon_access import DaemonAddress, Request, daemon_options, get_json, opened
-from stratad.cli.output import json_option, print_json
+from stratad.cli.output import json_option, print_json, terminal_has_colour
 from stratad.errors import DaemonError
 
 _HELP = "An empty line, or Ctrl-D, ends it; Ctrl-C stops an answer; /new starts over."
@@ -22,9 +22,10 @@ _INTERRUPTED_STATUS = 130
 
 @dataclass(slots=True)
 class _Answer:
-    """What has come of an answer so far."""
+    """What has come of an answer so far; `thinking` is what the model's template marks as such."""
 
     text: str = ""
+    thinking: str = ""
     finish_reason: str | None = None
     timings: Mapping[str, Any] | None = None
     is_stopped: bool = False
@@ -126,6 +127,7 @@ def _ask_once(conversation: _Conversation, question: str, *, as_json: bool) -> i
         print_json(
             {
                 "answer": answer.text,
+                "thinking": answer.thinking or None,
                 "finish_reason": "stopped" if answer.is_stopped else answer.finish_reason,
                 "timings": answer.timings,
                 "placement": _placement(status),
@@ -183,12 +185,27 @@ def _checked(chunk: dict[str, Any]) -> dict[str, Any]:
 def _take(chunk: Mapping[str, Any], answer: _Answer, *, shows: bool) -> None:
     answer.timings = chunk.get("timings") or answer.timings
     for choice in chunk.get("choices", ()):
+        thinking = choice["delta"].get("reasoning_content") or ""
         text = choice["delta"].get("content") or ""
+        if shows:
+            _show(thinking, text, is_first=not answer.text, has_thought=bool(answer.thinking))
+        answer.thinking += thinking
         answer.text += text
         answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
-        if shows and text:
-            click.echo(_shown(text), nl=False)
-            sys.stdout.flush()
+
+
+def _show(thinking: str, text: str, *, is_first: bool, has_thought: bool) -> None:
+    """Writes the next piece. Thinking is for people who watch: a pipe gets the answer alone."""
+    is_terminal = sys.stdout.isatty()
+    if thinking and is_terminal:
+        shown = _shown(thinking)
+        click.echo(click.style(shown, dim=True) if terminal_has_colour() else shown, nl=False)
+    if text:
+        if is_terminal and is_first and (has_thought or thinking):
+            click.echo("\n")
+        click.echo(_shown(text), nl=False)
+    if text or (thinking and is_terminal):
+        sys.stdout.flush()
 
 
 def _shown(text: str) -> str:
