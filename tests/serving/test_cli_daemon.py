@@ -93,7 +93,7 @@ def test_what_is_piped_in_is_the_question_or_follows_it(running: DaemonProcess) 
         assert (done.returncode, document["finish_reason"]) == (0, "length")
         counts.append(document["timings"]["prompt_n"] + document["timings"]["cache_n"])
     assert counts[1] > counts[0]
-    assert set(document) == {"answer", "finish_reason", "timings", "placement"}
+    assert set(document) == {"answer", "thinking", "finish_reason", "timings", "placement"}
     assert set(document["placement"]) == {"policy", "local_ratio", "verdict"}
 
 
