@@ -66,12 +66,17 @@ demo: setup
 
 test: setup
 	@$(BIN)/python packaging/bootstrap/fetch_prometheus.py
+	@sh packaging/bootstrap/test_packages.sh
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
 # Upstream's own tests of every operation, against our device. `make test-upstream CASES=--all` takes hours.
 CASES ?=
 test-upstream: setup
 	@$(BIN)/python -m tests.upstream $(CASES)
+
+SECONDS ?= 300
+soak: setup
+	@$(BIN)/python -m tests.soak $(SECONDS)
 
 # ggml's Vulkan module on Mesa's software device; apart from `make test` for the minutes it compiles the first time.
 test-vulkan: setup
@@ -85,10 +90,6 @@ DEVICE ?= cuda
 MODULE ?=
 gpu-check: setup
 	@$(BIN)/python -m tests.gpu.check --device $(DEVICE) --cuda-architectures "$(CUDA_ARCHITECTURES)" $(if $(MODULE),--module $(MODULE))
-
-SECONDS ?= 300
-soak: setup
-	@$(BIN)/python -m tests.soak $(SECONDS)
 
 lint: setup
 	@$(BIN)/ruff check .

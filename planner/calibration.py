@@ -19,8 +19,7 @@ Word = TypeVar("Word")
 SCHEMA_VERSION = 1
 # Seed 3708: the same pool gave medians of 58.7 and 49.2 in two fresh starts. Fewer starts prove nothing.
 LEAST_STARTS = 3
-# Fewer pairs cannot exclude chance: three that agree do so one time in four by luck, and Student's factor for
-# three (4.3) is what makes an interval of them honest.
+# Two values have hardly an interval: Student's factor for them is 64, for three 10 (docs/TUNE.md).
 LEAST_BLOCKS = 3
 # The placement gate (DESIGN D8): a result from pages that lay elsewhere says nothing about a placed policy.
 LEAST_LOCAL_RATIO = 0.95

@@ -4,7 +4,7 @@ cost model may only veto a gain it does not see.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from planner.candidates import Draft
@@ -69,9 +69,11 @@ def choose(facts: Facts, weighed: tuple[Weighed, ...], grounds: Grounds) -> Choi
         return _requested(facts, _as_asked(weighed, request), request.requested_policy)
     if request.arena.size_bytes == 0:
         return _only(weighed, Policy.OFF, _no_experts())
-    if is_single_node_machine(facts):
-        return _only(weighed, Policy.OFF, single_node_machine(facts, Effect.CHOOSES))
     tuned = _tuned(weighed, grounds)
+    if is_single_node_machine(facts):
+        reason = single_node_machine(facts, Effect.CHOOSES)
+        # Worker counts are compared there.
+        return _only(weighed, Policy.OFF, reason) if tuned is None else _also(tuned, reason)
     if tuned is not None:
         return tuned
     single = best_single_socket(facts, weighed)
@@ -87,6 +89,10 @@ def _tuned(weighed: tuple[Weighed, ...], grounds: Grounds) -> Choice | None:
     if not found:
         return None
     return Choice(found[0], (tuned_reason(winner, grounds.tuning),), Confidence.PROVEN)
+
+
+def _also(choice: Choice, reason: Reason) -> Choice:
+    return replace(choice, reasons=(reason, *choice.reasons))
 
 
 def _settled_on_one_socket(facts: Facts, single: Weighed) -> Choice | None:

@@ -65,6 +65,14 @@ REASON_CODES: Mapping[str, ReasonCode] = {
         "the CPU computes no expert bytes, so the pool stays as small as it can",
         "Set the CPU share if experts do run on the CPU.",
     ),
+    "answer-format-doubtful": ReasonCode(
+        "jinja2 and llama.cpp make different prompts of the model's chat template",
+        "Compare the template with the model's original one; thinking and calls of tools may be read wrongly.",
+    ),
+    "answer-format-unknown": ReasonCode(
+        "llama.cpp cannot read the model's chat template, so answers are plain text",
+        "Use a model file with the original template; reasoning and tools need it.",
+    ),
     "api-keys-readable": ReasonCode(
         "users of the machine who need not know the API keys can read their file",
         "Take the right away: `chmod o= FILE`, with the daemon's group as its group.",
@@ -287,10 +295,6 @@ REASON_CODES: Mapping[str, ReasonCode] = {
         "Free memory, or lower model.prompt_cache_bytes.",
     ),
     "prompt-at-gpu": ReasonCode("prompts run on the GPU, which reads an arena at its own node fastest"),
-    "running-plan-differs": ReasonCode(
-        "with what the running daemon has measured, another policy would be chosen now",
-        "Run `sudo stratactl apply`; the daemon is restarted with the new plan.",
-    ),
     "saved-prompts-ignored": ReasonCode(
         "prompts saved at the last stop belong to another model, build or setting, or are damaged",
         "Nothing: prompts are computed anew, and the file is written anew when the daemon stops.",
@@ -300,6 +304,10 @@ REASON_CODES: Mapping[str, ReasonCode] = {
         "Set server.state_directory to a folder that the service may write.",
     ),
     "saved-prompts-restored": ReasonCode("prompts saved at the last stop are back in slots and prompt cache"),
+    "running-plan-differs": ReasonCode(
+        "with what the running daemon has measured, another policy would be chosen now",
+        "Run `sudo stratactl apply`; the daemon is restarted with the new plan.",
+    ),
     "single-node-machine": ReasonCode("the machine has one NUMA node, so there is nothing to choose"),
     "slots-reduced": ReasonCode(
         "memory has no room for the KV cache of all slots, so fewer requests run side by side",
@@ -312,6 +320,10 @@ REASON_CODES: Mapping[str, ReasonCode] = {
     "too-few-workers": ReasonCode(
         "there is less than one worker for each slice",
         "Ask for more workers, widen the cpuset, or set policy = 'single-socket'.",
+    ),
+    "tools-in-plain-text": ReasonCode(
+        "the model's chat template has no form for tools, so they are told and called in plain text",
+        "Use a model that was trained with tools where calls matter.",
     ),
     "tuned-tie": ReasonCode(
         "the end-to-end results are closer than their own spread, so they decide nothing",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from planner.facts import Facts
 from planner.fingerprint import machine_fingerprint
+from planner.quantity import count_of
 from planner.reason import Effect, Reason
 
 if TYPE_CHECKING:
@@ -143,7 +144,9 @@ def tuned_reason(winner: TuneResult, tuning: Tuning) -> Reason:
 
 def _shown(result: TuneResult) -> str:
     low, high = min(result.tokens_per_second), max(result.tokens_per_second)
-    return f"{result.policy} at {result.median_tokens_per_second:.1f} tok/s ({low:.1f} to {high:.1f})"
+    workers = count_of(result.worker_count, "worker")
+    speed = f"{result.median_tokens_per_second:.1f} tok/s ({low:.1f} to {high:.1f})"
+    return f"{result.policy} with {workers} at {speed}"
 
 
 def _why_ignored(facts: Facts, tuning: Tuning, fingerprint: str) -> Reason | None:

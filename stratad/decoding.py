@@ -28,7 +28,7 @@ from stratad.generation import (
 )
 from stratad.prompt_keeping import LoadedPrompts, keep_prompts, restore_prompts
 from stratad.request_queue import RequestQueue
-from stratad.runner import ModelRunner, SamplingParameters, SequenceTokens
+from stratad.runner import GrammarDeadEnd, ModelRunner, SamplingParameters, SequenceTokens
 from stratad.schedule import Call, Share, StepLimits, compose_step
 from stratad.seating import Seating
 from stratad.slots import Assignment, Slot
@@ -104,7 +104,7 @@ class DecodeLoop:
             try:
                 sampler = self._runner.open_sampler(generation.request.sampling)
             except ValueError as error:
-                refusal = InvalidRequest(str(error), "grammar")
+                refusal = InvalidRequest(str(error), generation.request.grammar_parameter)
                 self._requests.end(generation, refusal.code, Failed(refusal))
                 continue
             self._seat(Assignment(generation, sampler))
@@ -232,6 +232,9 @@ class DecodeLoop:
             token = self._runner.sample(sampler, slot.sequence)
             self._note_likelihoods(slot, token)
             reason = self._take_token(generation, token)
+        except GrammarDeadEnd as error:
+            self._end(slot, InvalidRequest(str(error), generation.request.grammar_parameter))
+            return
         # As in _compute.
         except Exception as error:
             self._fail(slot, error)
@@ -260,10 +263,12 @@ class DecodeLoop:
         """Accounts for one sampled token, delivers the text it completes; the reason when it is the last."""
         generation.tokens.append(token)
         self._observe_token(generation, time.perf_counter())
+        mark = generation.marks.get(token)
         if self._runner.vocabulary.is_end_of_generation(token):
-            generation.deliver_text(generation.text.finish())
+            text = generation.text.push(mark) if mark else ""
+            generation.deliver_text(text + generation.text.finish())
             return "stop"
-        generation.deliver_text(generation.text.push(self._runner.vocabulary.token_bytes(token)))
+        generation.deliver_text(generation.text.push(mark or self._runner.vocabulary.token_bytes(token)))
         if generation.text.is_stopped:
             return "stop"
         is_full = len(generation.tokens) > self._runner.context_tokens

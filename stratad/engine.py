@@ -11,7 +11,7 @@ import threading
 from stratad.decoding import DecodeLoop
 from stratad.engine_status import EngineSettings, EngineStatus, LatencyObserver
 from stratad.generation import Deliver, Generation, GenerationRequest
-from stratad.prompt import require_fit, require_known_biases, tokenize_prompt
+from stratad.prompt import mark_tokens, require_fit, require_known_biases, tokenize_prompt
 from stratad.prompt_keeping import LoadedPrompts
 from stratad.request_queue import RequestQueue
 from stratad.runner import ModelRunner
@@ -70,7 +70,8 @@ class Engine:
         prompt = tokenize_prompt(request, self._runner.vocabulary, self._runner.bos_text)
         require_fit(prompt, self._runner.context_tokens, "messages" if request.is_rendered else "prompt")
         require_known_biases(request.sampling, self._runner.vocabulary)
-        generation = Generation(prompt, request, deliver, self._token_limit(request))
+        marks = mark_tokens(request.marks, self._runner.vocabulary)
+        generation = Generation(prompt, request, deliver, self._token_limit(request), marks)
         self._requests.submit(generation)
         return Ticket(self._requests, generation)
 

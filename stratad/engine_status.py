@@ -16,17 +16,17 @@ from stratad.saved_prompts import SavedPromptsPlace
 class EngineSettings:
     """The limits from the configuration; see `stratad.config.ServerSection` and `ModelSection`.
 
-    `on_device_failure` is told, on the decode thread, that a GPU has failed and every request was ended.
-    `saved_prompts` is where prompts are kept over a restart; None keeps none.
+    `saved_prompts` is where prompts are kept over a restart; None keeps none. `on_device_failure`
+    is told, on the decode thread, that a GPU has failed and every request was ended.
     """
 
     max_queue: int
     request_timeout_seconds: float
     max_tokens_default: int | None
     chunk_tokens: int = 64
-    on_device_failure: Callable[[str], None] = lambda failure: None
     prompt_cache_bytes: int = 0
     saved_prompts: SavedPromptsPlace | None = None
+    on_device_failure: Callable[[str], None] = lambda failure: None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ RequestError              a request that got no (whole) answer, said to its send
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -107,6 +107,8 @@ class GenerationRequest:
         stop_strings: The answer ends before the first of these.
         likelihood_count: Tell with every token its likelihood and those of so many likeliest ones; None: nothing.
         is_rendered: The prompt comes out of a chat template, which may have written the start token itself.
+        marks: Texts that stand in the answer's text also where each is one token without text of its own.
+        grammar_parameter: What of the request the grammar comes from; named when the grammar fails.
         client: Who asks; places are shared out fairly among clients. Requests of one name are one client's.
     """
 
@@ -116,6 +118,8 @@ class GenerationRequest:
     stop_strings: tuple[str, ...] = ()
     likelihood_count: int | None = None
     is_rendered: bool = False
+    marks: tuple[str, ...] = ()
+    grammar_parameter: str = "grammar"
     client: str = ""
 
 
@@ -187,6 +191,11 @@ class Finished:
     timings: Timings
 
     @property
+    def is_cut(self) -> bool:
+        """Whether the limit ended the answer, before the model came to an end."""
+        return self.reason == "length"
+
+    @property
     def prompt_tokens(self) -> int:
         """All tokens of the prompt, reused ones included."""
         return self.timings.prompt_tokens + self.timings.cached_tokens
@@ -209,7 +218,12 @@ class Generation:
     """One request from its submission to its end; compared by identity."""
 
     def __init__(
-        self, prompt: tuple[int, ...], request: GenerationRequest, deliver: Deliver, token_limit: int
+        self,
+        prompt: tuple[int, ...],
+        request: GenerationRequest,
+        deliver: Deliver,
+        token_limit: int,
+        marks: Mapping[int, bytes] | None = None,
     ) -> None:
         self.prompt = prompt
         # The prompt and every token of the answer so far.
@@ -218,6 +232,8 @@ class Generation:
         self.deliver = deliver
         self.token_limit = token_limit
         self.is_cancelled = False
+        # Tokens that are marks, with their text.
+        self.marks: Mapping[int, bytes] = marks or {}
         self.text = TextStream(request.stop_strings)
         # Tokens whose text has not gone out yet.
         self.untold_tokens: list[ChosenToken] = []

@@ -20,7 +20,7 @@ from stratad.machine_view import plan_summary
 from stratad.model import ModelFacts
 from stratad.native_runner import NativeRunner
 from stratad.placement_watch import log_placement, note_placement, repair, tell_repair
-from stratad.reason_log import inform_of, warn_of
+from stratad.reason_log import tell
 from stratad.runner import ModelRunner
 from stratad.runtime_directory import publish_plan
 from stratad.service import Service
@@ -31,6 +31,7 @@ from stratad.verify import PlacementCheck, check_placement
 
 # Native code reports progress for every tensor; nobody reads more than a few lines a second.
 _PROGRESS_PAUSE_SECONDS = 0.5
+
 # And a log that is read later wants fewer.
 _LOG_PAUSE_SECONDS = 10.0
 
@@ -81,8 +82,7 @@ class Loading:
     def tell(self, reasons: Sequence[Reason]) -> None:
         """Logs what was found while the plan was carried out, and shows it."""
         for reason in reasons:
-            log = warn_of if reason.effect is Effect.WARNS else inform_of
-            log(reason)
+            tell(reason)
             self.service.found(reason, degrades=reason.code in DEGRADING_CODES)
 
     def plan_again(self, policy: Policy) -> Plan:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from planner import Effect, Reason, Topology, machine_fingerprint
+from planner.sysfs import MachineFiles, Tree
 from stratad import journal
 from stratad.errors import StratadError
 from stratad.facts import machine_facts
@@ -15,29 +17,40 @@ CHANGED_CODE = "machine-differs-from-plan"
 
 
 class MachineWatch(Watch):
-    """A thread that compares fingerprints every `pause_seconds`; 0 never does.
+    """A thread that looks every `pause_seconds`; 0 never does.
 
-    It plans nothing: CPUs that went offline and GPUs that fell off the bus are told, and somebody decides.
+    It plans nothing: CPUs that went offline and GPUs that fell off the bus are told, and somebody decides. The whole
+    machine, thousands of files on a large one, is read only when a few of them have changed.
     """
 
     def __init__(
-        self, service: Service, pause_seconds: float, read_machine: Callable[[], Topology] = machine_facts
+        self,
+        service: Service,
+        pause_seconds: float,
+        read_machine: Callable[[], Topology] = machine_facts,
+        files: MachineFiles | None = None,
     ) -> None:
         super().__init__("machine", pause_seconds)
         self._service = service
         self._read_machine = read_machine
+        self._files = files or Tree(Path("/"))
         self._last: str | None = None
+        self._last_outline: tuple[object, ...] | None = None
 
     def look(self) -> None:
         """Looks once, and tells the service and the log when the answer has changed."""
         plan = self._service.plan_document()
         planned = plan.get("machine_fingerprint") if plan else None
+        outline = machine_outline(self._files)
+        if not isinstance(planned, str) or outline == self._last_outline:
+            return
         try:
             here = machine_fingerprint(self._read_machine())
         except StratadError as error:
             journal.report_error("machine", "cannot be read", reason=error.because)
             return
-        if not isinstance(planned, str) or here == (self._last or planned):
+        self._last_outline = outline
+        if here == (self._last or planned):
             return
         self._last = here
         if here == planned:
@@ -52,6 +65,17 @@ class MachineWatch(Watch):
             planned_fingerprint=planned,
             code=CHANGED_CODE,
         )
+
+
+def machine_outline(files: MachineFiles) -> tuple[object, ...]:
+    """What changes when CPUs, nodes or devices come or go: a few files, and lists of names."""
+    node_directory = "/sys/devices/system/node"
+    nodes = files.names(node_directory) or ()
+    return (
+        files.text("/sys/devices/system/cpu/online"),
+        tuple((name, files.text(f"{node_directory}/{name}/cpulist")) for name in nodes),
+        files.names("/sys/bus/pci/devices"),
+    )
 
 
 def machine_reason(planned: str, here: str) -> Reason:

@@ -1,4 +1,4 @@
-"""Rows of the metric table for GPUs and the experts that they hold, see `stratad.runner.GpuCounters`."""
+"""Rows of the metric table for GPU offload, see docs/GPU.md."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stratad.metrics_spec import MetricKind, MetricSpec
 _COUNTER, _GAUGE = MetricKind.COUNTER, MetricKind.GAUGE
 _GPU = ("gpu",)
 
-_ROWS: tuple[MetricSpec, ...] = (
+_ROWS = (
     MetricSpec("stratad_gpu_steps_total", _COUNTER, "Passes over the model with a GPU.", _GPU, "steps"),
     MetricSpec(
         "stratad_gpu_wait_seconds_total",
@@ -76,4 +76,4 @@ _ROWS: tuple[MetricSpec, ...] = (
     MetricSpec("stratad_expert_cache_bytes", _GAUGE, "VRAM of the expert cache.", _GPU, "bytes"),
 )
 
-GPU: tuple[MetricSpec, ...] = tuple(replace(row, only_with="GPU") for row in _ROWS)
+GPU: tuple[MetricSpec, ...] = tuple(replace(spec, only_with="a GPU in use") for spec in _ROWS)

@@ -303,44 +303,52 @@ SECTIONS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
         "GPU",
         (
             Panel(
-                "Choices of the router, per second",
+                "Choices of the router found in VRAM, and not, per second",
                 (
-                    _rate("stratad_expert_cache_hits_total", "gpu", unit_legend="in VRAM"),
-                    _rate("stratad_expert_cache_misses_total", "gpu", unit_legend="by the pool"),
-                    _rate("stratad_expert_cache_swaps_total", "gpu", unit_legend="exchanged"),
+                    _rate("stratad_expert_cache_hits_total", "gpu", unit_legend="found"),
+                    _rate("stratad_expert_cache_misses_total", "gpu", unit_legend="not found"),
                 ),
                 "short",
             ),
             Panel(
-                "Weights that the pool did not read, and weights copied, per second",
-                (
-                    _rate("stratad_expert_cache_hit_bytes_total", "gpu", unit_legend="hits"),
-                    _rate("stratad_expert_cache_swap_bytes_total", "gpu", unit_legend="exchanged"),
-                    _rate("stratad_gpu_prefill_bytes_total", "gpu", unit_legend="for large batches"),
-                ),
-                "Bps",
-            ),
-            Panel(
-                "Share of time in steps with a GPU",
+                "Where a step's time goes",
                 (
                     _rate("stratad_gpu_wait_seconds_total", "gpu", unit_legend="waiting for the GPU"),
                     _rate("stratad_gpu_pool_seconds_total", "gpu", unit_legend="pool"),
                     _rate("stratad_gpu_copy_seconds_total", "gpu", unit_legend="handing over"),
-                    _rate("stratad_gpu_upload_seconds_total", "gpu", unit_legend="copying weights beside it"),
+                    _rate(
+                        "stratad_gpu_upload_seconds_total", "gpu", unit_legend="copying weights, beside it"
+                    ),
                 ),
                 "percentunit",
             ),
             Panel(
-                "Steps per second, and experts in VRAM",
+                "Bytes to the GPU, and bytes saved",
                 (
-                    _rate("stratad_gpu_steps_total", "gpu", unit_legend="steps"),
-                    _value("stratad_expert_cache_resident", "{{instance}} {{gpu}} resident"),
-                    _value("stratad_expert_cache_slots", "{{instance}} {{gpu}} slots"),
+                    _rate("stratad_gpu_prefill_bytes_total", "gpu", unit_legend="for prompts"),
+                    _rate("stratad_expert_cache_swap_bytes_total", "gpu", unit_legend="swapped in"),
+                    _rate("stratad_expert_cache_hit_bytes_total", "gpu", unit_legend="not read from memory"),
+                ),
+                "Bps",
+            ),
+            Panel(
+                "Experts in VRAM",
+                (
+                    _value("stratad_expert_cache_slots", "{{instance}} {{gpu}} room"),
+                    _value("stratad_expert_cache_resident", "{{instance}} {{gpu}} there"),
                 ),
                 "short",
             ),
             Panel(
                 "VRAM of the expert cache", (_value("stratad_expert_cache_bytes", "{{instance}} {{gpu}}"),)
+            ),
+            Panel(
+                "Steps and swaps per second",
+                (
+                    _rate("stratad_gpu_steps_total", "gpu", unit_legend="steps"),
+                    _rate("stratad_expert_cache_swaps_total", "gpu", unit_legend="swaps"),
+                ),
+                "short",
             ),
         ),
     ),

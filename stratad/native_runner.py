@@ -17,6 +17,8 @@ from stratad.gpu_offload import ExpertProfile, gpu_counters
 from stratad.gpu_runtime import PinnedArenas, pin_arenas
 from stratad.memlock import memlock_limit
 from stratad.runner import (
+    Grammar,
+    GrammarDeadEnd,
     NativeCounters,
     PlacementReport,
     Sampler,
@@ -173,7 +175,7 @@ class NativeRunner:
                 frequency_penalty=sampling.frequency_penalty,
                 presence_penalty=sampling.presence_penalty,
                 penalty_last_tokens=sampling.penalty_last_tokens,
-                grammar=sampling.grammar or "",
+                grammar=_native_grammar(sampling.grammar),
                 logit_bias=sampling.logit_bias,
             )
         )
@@ -192,9 +194,12 @@ class NativeRunner:
         self._context.decode(self._batch)
 
     def sample(self, sampler: Sampler, sequence: int) -> int:
-        """The next token of a sequence, accepted into the sampler's state."""
+        """The next token of a sequence, accepted into the sampler's state. Raises GrammarDeadEnd."""
         assert isinstance(sampler, NativeSampler)
-        return sampler.chain.sample(self._context, self._logits_index[sequence])
+        try:
+            return sampler.chain.sample(self._context, self._logits_index[sequence])
+        except _native.GrammarDeadEnd as error:
+            raise GrammarDeadEnd(str(error)) from error
 
     def likelihoods(self, sequence: int, token: int, count: int) -> tuple[TokenLikelihood, ...]:
         """That of `token` as the next of a sequence, then the `count` largest, in order."""
@@ -251,8 +256,6 @@ class NativeRunner:
             fused_chains=device.fused_chains,
             fallback_operations=device.fallback_operations,
             repaired_pages=self._repaired_pages,
-            gpus=() if self._model.gpu is None else gpu_counters(self._model.gpu),
-            pinned_bytes=self._pinned.pinned_bytes if self._pinned else 0,
             locked_bytes=sum(arena.size_bytes for arena in self._model.arenas if arena.outcome.is_locked),
             jobs=(
                 ("attention", device.attentions),
@@ -265,6 +268,8 @@ class NativeRunner:
             calls=calls.calls,
             call_tokens=calls.tokens,
             call_seconds=calls.seconds,
+            gpus=() if self._model.gpu is None else gpu_counters(self._model.gpu),
+            pinned_bytes=self._pinned.pinned_bytes if self._pinned else 0,
         )
 
     def placement(self, pages_per_slice: int) -> PlacementReport:
@@ -304,6 +309,19 @@ class NativeRunner:
         """Frees context, model and arena; a GPU's copies have ended before its pages are unregistered."""
         del self._context, self._model, self._vocabulary
         self._pinned = None
+
+
+def _native_grammar(grammar: Grammar | None) -> _native.Grammar | None:
+    if grammar is None:
+        return None
+    return _native.Grammar(
+        grammar.text,
+        prefix=grammar.prefix,
+        trigger_words=grammar.trigger_words,
+        trigger_patterns=grammar.trigger_patterns,
+        thinking_start=grammar.thinking_start,
+        thinking_ends=grammar.thinking_ends,
+    )
 
 
 def _sample(arena: _native.Arena, slice_index: int, page_count: int) -> npt.NDArray[np.int32]:

@@ -49,6 +49,16 @@ def require_known_biases(sampling: SamplingParameters, vocabulary: Vocabulary) -
             raise InvalidRequest(f"token ids must be from 0 to {vocabulary.token_count - 1}", "logit_bias")
 
 
+def mark_tokens(marks: Sequence[str], vocabulary: Vocabulary) -> dict[int, bytes]:
+    """The tokens among `marks`, with their texts; a mark of several tokens is ordinary text."""
+    found = {}
+    for mark in marks:
+        tokens = vocabulary.tokenize(mark, add_special=False, parse_special=True)
+        if len(tokens) == 1:
+            found[tokens[0]] = mark.encode()
+    return found
+
+
 def common_length(held: Sequence[int], prompt: Sequence[int]) -> int:
     """Length of the longest beginning that both share."""
     for index, (left, right) in enumerate(zip(held, prompt, strict=False)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner import Plan, Reason
+from planner import Effect, Plan, Reason
 from planner.explain import log_lines, reason_log_line
 from stratad import journal
 
@@ -41,3 +41,8 @@ def warn_of(reason: Reason) -> None:
         effect=reason.effect.value,
         policy=reason.policy.value if reason.policy else None,
     )
+
+
+def tell(reason: Reason) -> None:
+    """One line for a finding made beside the plan: a warning where it warns."""
+    (warn_of if reason.effect is Effect.WARNS else inform_of)(reason)

@@ -13,6 +13,31 @@ from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an answer must match.
+
+    Attributes:
+        text: GBNF with a rule named root.
+        prefix: The end of the prompt, where the grammar begins before the answer does.
+        trigger_words: With these or patterns, the grammar holds only from where the answer first has one.
+        trigger_patterns: Regular expressions; the first group, or all of the match, is where it begins.
+        thinking_start: Behind this mark nothing triggers the grammar; empty when the model does not think.
+        thinking_ends: Until one of these.
+    """
+
+    text: str
+    prefix: str = ""
+    trigger_words: tuple[str, ...] = ()
+    trigger_patterns: tuple[str, ...] = ()
+    thinking_start: str = ""
+    thinking_ends: tuple[str, ...] = ()
+
+
+class GrammarDeadEnd(Exception):
+    """No token of the model fits the grammar where the answer stands; the text says so to the client."""
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParameters:
     """How the next token is chosen, with llama.cpp's meanings and defaults.
 
@@ -26,7 +51,7 @@ class SamplingParameters:
         frequency_penalty: Subtracted once per earlier occurrence; 0 changes nothing.
         presence_penalty: Subtracted once when the token occurred; 0 changes nothing.
         penalty_last_tokens: How many last tokens the penalties look at; 0 switches them off.
-        grammar: GBNF text that the output must match; None allows everything.
+        grammar: What the output must match; None allows everything.
         logit_bias: Pairs of token id and the value added to its logit, sorted by token id.
     """
 
@@ -39,7 +64,7 @@ class SamplingParameters:
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     penalty_last_tokens: int = 64
-    grammar: str | None = None
+    grammar: Grammar | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
 
 
@@ -58,15 +83,6 @@ class SliceCounters:
     expert_bytes: int
     dense_bytes: int = 0
     workers: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class CacheCounters:
-    """Choices of the router that GPUs' caches held, those that were the pool's, and the bytes of the hits."""
-
-    hits: int
-    misses: int
-    hit_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +132,7 @@ class NativeCounters:
         calls: Calls of llama.cpp.
         call_tokens: Tokens computed in them.
         call_seconds: Time in them.
-        gpus: One for each GPU that takes part.
+        gpus: One for each GPU in use.
     """
 
     slices: tuple[SliceCounters, ...]
@@ -124,7 +140,6 @@ class NativeCounters:
     fallback_operations: int
     repaired_pages: int = 0
     pinned_bytes: int = 0
-    gpus: tuple[GpuCounters, ...] = ()
     locked_bytes: int = 0
     jobs: tuple[tuple[str, int], ...] = ()
     small_runs: int = 0
@@ -133,18 +148,7 @@ class NativeCounters:
     calls: int = 0
     call_tokens: int = 0
     call_seconds: float = 0.0
-
-    @property
-    def expert_cache(self) -> CacheCounters | None:
-        """The totals of all GPUs' expert caches; None where there is no such cache."""
-        caches = [gpu for gpu in self.gpus if gpu.cache_slots]
-        if not caches:
-            return None
-        return CacheCounters(
-            hits=sum(gpu.cache_hits for gpu in caches),
-            misses=sum(gpu.cache_misses for gpu in caches),
-            hit_bytes=sum(gpu.cache_hit_bytes for gpu in caches),
-        )
+    gpus: tuple[GpuCounters, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +301,10 @@ class ModelRunner(Protocol):
         """
 
     def sample(self, sampler: Sampler, sequence: int) -> int:
-        """The next token of a sequence by its logits of the last `decode`, accepted into the sampler's state."""
+        """The next token of a sequence by its logits of the last `decode`, accepted into the sampler's state.
+
+        Raises GrammarDeadEnd, having changed nothing.
+        """
 
     def likelihoods(self, sequence: int, token: int, count: int) -> tuple[TokenLikelihood, ...]:
         """That of `token` as the next of a sequence by the last `decode`, then the `count` largest, in order."""

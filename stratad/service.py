@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from planner import Reason
-from stratad.chat_template import ChatMessage, ChatTemplate
+from stratad.chat import Chat
 from stratad.engine import Engine, Ticket
 from stratad.generation import (
     Deliver,
@@ -28,9 +28,9 @@ from stratad.generation import (
 from stratad.metrics import Sample
 from stratad.runner import ModelRunner
 from stratad.service_document import (
-    cache_document,
     check_document,
     decode_document,
+    expert_share_document,
     pool_document,
     reason_document,
 )
@@ -76,9 +76,9 @@ class PlanSummary:
     document: Mapping[str, object] = field(default_factory=dict)
     confidence: str = ""
     arena_scope: str = ""
-    worker_count: int = 0
     slices: tuple[PlannedSliceDocument, ...] = ()
     machine: MachineDocument | None = None
+    worker_count: int = 0
 
     def as_document(self) -> PlanSummaryDocument:
         """The plan in short."""
@@ -86,7 +86,7 @@ class PlanSummary:
             policy=self.policy,
             fingerprint=self.fingerprint,
             confidence=self.confidence,
-            workers=self.worker_count,
+            worker_count=self.worker_count,
             slices=list(self.slices),
         )
 
@@ -108,7 +108,7 @@ class ServingParts:
 
     engine: Engine
     runner: ModelRunner
-    chat_template: ChatTemplate
+    chat: Chat
 
 
 class NotServing(Exception):
@@ -253,9 +253,10 @@ class Service:
                 self._refused[error.code] = self._refused.get(error.code, 0) + 1
             raise
 
-    def render_chat(self, messages: Sequence[ChatMessage]) -> str:
-        """The prompt for these messages. Raises ChatTemplateError, and NotAccepting while loading."""
-        return self._serving_parts().chat_template.render(messages)
+    @property
+    def chat(self) -> Chat:
+        """Chats with the model. Raises NotAccepting while loading."""
+        return self._serving_parts().chat
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """The model's tokens of `text`. Raises NotAccepting while loading."""
@@ -311,7 +312,7 @@ class Service:
             placement=check_document(check, age_seconds) if check else None,
             decode=decode_document(parts.engine.status(), parts.runner) if parts else None,
             pool=pool_document(counters) if counters else None,
-            expert_cache=cache_document(counters) if counters else None,
+            experts=expert_share_document(counters) if counters else None,
         )
 
     def plan_document(self) -> Mapping[str, object] | None:

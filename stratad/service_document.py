@@ -7,7 +7,7 @@ from stratad.engine_status import EngineStatus, SlotStatus
 from stratad.runner import ModelRunner, NativeCounters
 from stratad.status_document import (
     DecodeDocument,
-    ExpertCacheDocument,
+    ExpertShareDocument,
     PlacementDocument,
     PoolDocument,
     PoolSliceDocument,
@@ -75,13 +75,22 @@ def pool_document(counters: NativeCounters) -> PoolDocument:
     )
 
 
-def cache_document(counters: NativeCounters) -> ExpertCacheDocument | None:
-    """The expert cache's totals; None where there is none."""
-    cache = counters.expert_cache
-    return (
-        ExpertCacheDocument(hits=cache.hits, misses=cache.misses, hit_bytes=cache.hit_bytes)
-        if cache
-        else None
+def expert_share_document(counters: NativeCounters) -> ExpertShareDocument:
+    """Who has read the experts, and how often VRAM had the one asked for."""
+    cpu_bytes = sum(part.expert_bytes for part in counters.slices)
+    vram_bytes = sum(gpu.cache_hit_bytes for gpu in counters.gpus)
+    read_bytes = cpu_bytes + vram_bytes
+    hits = sum(gpu.cache_hits for gpu in counters.gpus)
+    misses = sum(gpu.cache_misses for gpu in counters.gpus)
+    has_cache = any(gpu.cache_slots for gpu in counters.gpus)
+    return ExpertShareDocument(
+        cpu_bytes=cpu_bytes,
+        vram_bytes=vram_bytes,
+        cpu_share=cpu_bytes / read_bytes if read_bytes else None,
+        hits=hits if has_cache else None,
+        misses=misses if has_cache else None,
+        hit_ratio=hits / (hits + misses) if has_cache and hits + misses else None,
+        pinned_bytes=counters.pinned_bytes,
     )
 
 

@@ -28,7 +28,7 @@ from stratad.facts import (
 )
 from stratad.gpu_runtime import GpuFindings, open_gpus
 from stratad.model import ModelFacts
-from stratad.reason_log import inform_of, log_plan, warn_of
+from stratad.reason_log import log_plan, tell, warn_of
 from stratad.stored_plan import BLOCKING_CODES, process_policy, read_stored_plan, unit_differences
 
 # What the plan or the unit asks for and this process does not have: it serves, and says that it is degraded.
@@ -43,8 +43,7 @@ def starting_gpus(topology: Topology, configuration: Configuration) -> GpuFindin
     """
     findings = open_gpus(configuration.gpu, topology)
     for reason in findings.reasons:
-        log = warn_of if reason.effect is Effect.WARNS else inform_of
-        log(reason)
+        tell(reason)
     return findings
 
 

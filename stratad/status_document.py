@@ -82,7 +82,7 @@ class PlanSummaryDocument(_Document):
     policy: str
     fingerprint: str
     confidence: str
-    workers: Count
+    worker_count: Count
     slices: list[PlannedSliceDocument]
 
 
@@ -179,12 +179,20 @@ class PoolDocument(_Document):
     fallback_operations: Count
 
 
-class ExpertCacheDocument(_Document):
-    """The experts that a GPU keeps: reads found there, and those that went to the arena."""
+class ExpertShareDocument(_Document):
+    """Who has read the experts since the model was loaded.
 
-    hits: Count
-    misses: Count
-    hit_bytes: Count
+    `cpu_share` is null before any expert was read; hits, misses and their ratio without a cache in VRAM, the ratio also
+    before the first read. Large batches that a GPU computes count for neither: a plan is about the pool's work.
+    """
+
+    cpu_bytes: Count
+    vram_bytes: Count
+    cpu_share: float | None
+    hits: Count | None
+    misses: Count | None
+    hit_ratio: float | None
+    pinned_bytes: Count
 
 
 class StatusDocument(_Document):
@@ -202,4 +210,4 @@ class StatusDocument(_Document):
     placement: PlacementDocument | None
     decode: DecodeDocument | None
     pool: PoolDocument | None
-    expert_cache: ExpertCacheDocument | None
+    experts: ExpertShareDocument | None

@@ -13,6 +13,7 @@
 #include "backend/device.hpp"
 #include "bindings/gpu_modules.hpp"
 #include "bindings/measure.hpp"
+#include "chat/answer_format.hpp"
 #include "engine/context.hpp"
 #include "engine/model.hpp"
 #include "engine/sampler.hpp"
@@ -53,6 +54,8 @@ void translate_errors(py::module_& module) {
   static PyObject* load_cancelled =
       py::exception<LoadCancelled>(module, "LoadCancelled", PyExc_RuntimeError).ptr();
   static PyObject* decode_error = py::exception<DecodeError>(module, "DecodeError", PyExc_RuntimeError).ptr();
+  static PyObject* grammar_dead_end =
+      py::exception<GrammarDeadEnd>(module, "GrammarDeadEnd", PyExc_ValueError).ptr();
   (void)model_load_error;
   (void)load_cancelled;
   py::register_local_exception_translator([](std::exception_ptr error) {
@@ -62,6 +65,8 @@ void translate_errors(py::module_& module) {
       PyErr_SetString(model_load_error, failure.what());
     } catch (const LoadCancelled& failure) {
       PyErr_SetString(load_cancelled, failure.what());
+    } catch (const GrammarDeadEnd& failure) {
+      PyErr_SetString(grammar_dead_end, failure.what());
     } catch (const DecodeError& failure) {
       const py::object instance =
           py::reinterpret_steal<py::object>(PyObject_CallFunction(decode_error, "s", failure.what()));
@@ -410,10 +415,21 @@ void bind_context(py::module_& module) {
 }
 
 void bind_sampler(py::module_& module) {
+  using Texts = std::vector<std::string>;
+  py::class_<GrammarOptions>(module, "Grammar")
+      .def(py::init([](std::string text, std::string prefix, Texts trigger_words, Texts trigger_patterns,
+                       std::string thinking_start, Texts thinking_ends) {
+             return GrammarOptions{std::move(text),           std::move(prefix),
+                                   std::move(trigger_words),  std::move(trigger_patterns),
+                                   std::move(thinking_start), std::move(thinking_ends)};
+           }),
+           py::arg("text"), py::kw_only(), py::arg("prefix") = "", py::arg("trigger_words") = Texts{},
+           py::arg("trigger_patterns") = Texts{}, py::arg("thinking_start") = "",
+           py::arg("thinking_ends") = Texts{});
   py::class_<Sampler>(module, "Sampler")
       .def(py::init([](std::shared_ptr<Model> model, float temperature, int top_k, float top_p, float min_p,
                        std::optional<uint32_t> seed, float repeat_penalty, float frequency_penalty,
-                       float presence_penalty, int penalty_last_tokens, std::string grammar,
+                       float presence_penalty, int penalty_last_tokens, std::optional<GrammarOptions> grammar,
                        std::vector<std::pair<llama_token, float>> logit_bias) {
              return std::make_unique<Sampler>(
                  std::move(model), SamplerOptions{temperature, top_k, top_p, min_p, seed, repeat_penalty,
@@ -423,9 +439,42 @@ void bind_sampler(py::module_& module) {
            py::arg("model"), py::kw_only(), py::arg("temperature") = 0.8f, py::arg("top_k") = 40,
            py::arg("top_p") = 0.95f, py::arg("min_p") = 0.05f, py::arg("seed") = std::nullopt,
            py::arg("repeat_penalty") = 1.0f, py::arg("frequency_penalty") = 0.0f,
-           py::arg("presence_penalty") = 0.0f, py::arg("penalty_last_tokens") = 64, py::arg("grammar") = "",
+           py::arg("presence_penalty") = 0.0f, py::arg("penalty_last_tokens") = 64,
+           py::arg("grammar") = std::nullopt,
            py::arg("logit_bias") = std::vector<std::pair<llama_token, float>>{}, ReleaseGil())
       .def("sample", &Sampler::sample, py::arg("context"), py::arg("index") = -1, ReleaseGil());
+}
+
+void bind_chat(py::module_& module) {
+  py::class_<ToolCall>(module, "ToolCall")
+      .def_readonly("id", &ToolCall::id)
+      .def_readonly("name", &ToolCall::name)
+      .def_readonly("arguments", &ToolCall::arguments);
+  py::class_<AnswerParts>(module, "AnswerParts")
+      .def_readonly("reasoning", &AnswerParts::reasoning)
+      .def_readonly("content", &AnswerParts::content)
+      .def_readonly("tool_calls", &AnswerParts::tool_calls);
+  py::class_<AnswerPlan>(module, "AnswerPlan")
+      .def_readonly("prompt", &AnswerPlan::prompt)
+      .def_readonly("prompt_end", &AnswerPlan::prompt_end)
+      .def_readonly("grammar", &AnswerPlan::grammar)
+      .def_readonly("trigger_words", &AnswerPlan::trigger_words)
+      .def_readonly("trigger_patterns", &AnswerPlan::trigger_patterns)
+      .def_readonly("marks", &AnswerPlan::marks)
+      .def_readonly("stop_strings", &AnswerPlan::stop_strings)
+      .def_readonly("thinking_start", &AnswerPlan::thinking_start)
+      .def_readonly("thinking_ends", &AnswerPlan::thinking_ends)
+      .def("parse", &AnswerPlan::parse, py::arg("text"), py::arg("is_partial"), ReleaseGil());
+  py::class_<AnswerFormat>(module, "AnswerFormat")
+      .def(py::init<const std::string&, const std::string&, const std::string&>(), py::arg("source"),
+           py::kw_only(), py::arg("start_text"), py::arg("end_text"), ReleaseGil())
+      .def_property_readonly("describes_tools", &AnswerFormat::describes_tools)
+      .def_property_readonly("writes_tool_calls", &AnswerFormat::writes_tool_calls)
+      .def_property_readonly("wants_object_arguments", &AnswerFormat::wants_object_arguments)
+      .def_property_readonly("has_system_role", &AnswerFormat::has_system_role)
+      .def_property_readonly("wants_content_parts", &AnswerFormat::wants_content_parts)
+      .def("plan", &AnswerFormat::plan, py::arg("request"), ReleaseGil());
+  module.def("grammar_of_schema", &grammar_of_schema, py::arg("schema"), ReleaseGil());
 }
 
 }  // namespace
@@ -441,7 +490,8 @@ PYBIND11_MODULE(_native, module) {
   bind_model(module);
   bind_context(module);
   bind_sampler(module);
-  bind_gpu_modules(module);
+  bind_chat(module);
   bind_measure(module);
+  bind_gpu_modules(module);
   module.def("llama_version", [] { return std::string(llama_version()); });
 }

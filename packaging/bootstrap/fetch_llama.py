@@ -23,8 +23,13 @@ SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
 ARCHIVE_NAME = f"llama_cpp_python-{VERSION}.tar.gz"
 # What configures and compiles by itself (docs/adr/0001-llama-cpp-as-engine.md).
 NEEDED = ("CMakeLists.txt", "cmake/", "src/", "include/", "vendor/", "licenses/", "ggml/", "LICENSE")
-# And upstream's own test of every operation, which `make test-upstream` runs against our device.
+# What reads and constrains answers (docs/adr/0031-chat-formats.md).
+CHAT_SOURCE = "common/"
+# And for tests: upstream's own test of every operation, which `make test-upstream` runs against our device, and the
+# chat templates of the common model families.
 OPERATOR_TEST = "tests/test-backend-ops.cpp"
+CHAT_TEMPLATES = "models/templates/"
+WANTED = (*NEEDED, CHAT_SOURCE, OPERATOR_TEST, CHAT_TEMPLATES)
 PREFIX = f"llama_cpp_python-{VERSION}/vendor/llama.cpp/"
 
 
@@ -90,9 +95,7 @@ def unpack(archive: Path, target: Path) -> None:
         with tarfile.open(archive) as package:
             for member in package:
                 relative = PurePosixPath(member.name.removeprefix(PREFIX))
-                is_wanted = member.name.startswith(PREFIX) and str(relative).startswith(
-                    (*NEEDED, OPERATOR_TEST)
-                )
+                is_wanted = member.name.startswith(PREFIX) and str(relative).startswith(WANTED)
                 if not is_wanted or not member.isfile() or ".." in relative.parts:
                     continue
                 (scratch / relative).parent.mkdir(parents=True, exist_ok=True)
@@ -122,7 +125,7 @@ def main() -> int:
     cache: Path = parser.parse_args().cache
     source = cache / f"llama-{VERSION}-{SHA256[:12]}"
     try:
-        if not all((source / name).exists() for name in ("CMakeLists.txt", OPERATOR_TEST)):
+        if not all((source / name).exists() for name in WANTED):
             cache.mkdir(parents=True, exist_ok=True)
             archive = download(cache)
             unpack(archive, source)

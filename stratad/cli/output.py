@@ -20,7 +20,18 @@ def print_json(document: Mapping[str, object]) -> None:
 # Reports have a label in the first ten columns and the text behind it.
 LABEL_COLUMNS = 10
 NARROWEST_COLUMNS = 40
-_LABEL_COLOURS = {"policy": "green", "warning": "yellow", "refused": "red", "not": "bright_black"}
+_LABEL_COLOURS = {
+    "policy": "green",
+    "fine": "green",
+    "warning": "yellow",
+    "hint": "cyan",
+    "refused": "red",
+    "error": "red",
+    "not": "bright_black",
+    "unknown": "bright_black",
+}
+# Commands are for copying, so they stay on one line of the document whatever the terminal does with it.
+_WHOLE_LABEL = "  do"
 
 
 def print_report(text: str) -> None:
@@ -53,9 +64,11 @@ def terminal_report(text: str, column_count: int, has_colour: bool) -> str:
     lines = []
     for line in text.splitlines():
         label, rest = line[:LABEL_COLUMNS], line[LABEL_COLUMNS:]
-        wrapped = textwrap.wrap(
-            rest, width - LABEL_COLUMNS, break_on_hyphens=False, break_long_words=False
-        ) or [""]
+        wrapped = [rest]
+        if label.rstrip() != _WHOLE_LABEL:
+            wrapped = textwrap.wrap(
+                rest, width - LABEL_COLUMNS, break_on_hyphens=False, break_long_words=False
+            ) or [""]
         colour = _LABEL_COLOURS.get(label.strip()) if has_colour else None
         shown = click.style(label, fg=colour) if colour else label
         lines.append((shown + wrapped[0]).rstrip())

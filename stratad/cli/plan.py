@@ -252,8 +252,8 @@ def _configured(
         objective=options.objective if wishes.objective is not None else Objective(placement.objective),
         worker_count=wishes.workers if wishes.workers is not None else placement.workers,
         context_tokens=total_context_tokens(configuration, model),
-        has_gpu=_has_gpu(wishes, topology, configuration.gpu.mode, configuration.gpu.backend_path),
         extra_host_bytes=options.extra_host_bytes + (configuration.model.prompt_cache_bytes or 0),
+        has_gpu=_has_gpu(wishes, topology, configuration.gpu.mode, configuration.gpu.backend_path),
         pool_spin_seconds=placement.spin_microseconds * 1e-6,
     )
     running = _measured(wishes, configuration)

@@ -9,7 +9,6 @@ import click
 from stratad.cli.daemon_access import DaemonAddress, daemon_options, get_json
 from stratad.cli.output import json_option, print_json
 from stratad.cli.placement_text import placement_lines
-from stratad.running_share import expert_share
 
 
 @click.command()
@@ -36,7 +35,7 @@ def status_lines(document: dict[str, Any]) -> list[str]:
         lines.append(f"plan      {plan['policy']}  (fingerprint {plan['fingerprint']})")
     if document["decode"] is not None:
         lines.extend(_decode_lines(document["decode"]))
-    lines.extend(_expert_lines(document))
+    lines.extend(_expert_lines(document.get("experts")))
     if document["placement"] is not None:
         lines.extend(placement_lines(document["placement"]))
         lines.append(f"checked   {document['placement']['age_seconds']:.0f} s ago")
@@ -47,14 +46,13 @@ def status_lines(document: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _expert_lines(document: dict[str, Any]) -> list[str]:
+def _expert_lines(experts: dict[str, Any] | None) -> list[str]:
     """What GPUs take off the CPUs; nothing without one."""
-    share = expert_share(document)
-    if share is None:
+    if not experts or experts["hit_ratio"] is None:
         return []
     return [
-        f"experts   {share.hit_ratio:.0%} of the router's choices were in VRAM, "
-        f"{share.cpu_share:.0%} of their bytes were the CPUs'"
+        f"experts   {experts['hit_ratio']:.0%} of the router's choices were in VRAM, "
+        f"{experts['cpu_share'] or 0:.0%} of their bytes were the CPUs'"
     ]
 
 

@@ -28,12 +28,11 @@ from stratad.facts import (
     plan_request,
     refusal_error,
 )
-from stratad.gpu_modules import is_gpu_expected
 from stratad.machine_load import look_at_load, require_quiet
 from stratad.model import ModelFacts, read_model_facts
 from stratad.recorded import circumstances_of, require_writable, write_document
 from stratad.runtime_directory import find_running
-from stratad.slot_memory import with_fitting_slots
+from stratad.slot_memory import with_fitting_memory
 from stratad.systemd_control import Systemctl, system_objections
 from stratad.tune.arms import (
     SPELLING_HELP,
@@ -162,7 +161,7 @@ def tune(
     questions = read_questions(prompt_file, tokens)
     configuration = _configuration(config, model)
     facts = read_model_facts(configuration.model.path)
-    configuration, _ = with_fitting_slots(configuration, facts, machine_facts())
+    configuration, _ = with_fitting_memory(configuration, facts, machine_facts())
     contest = _contest(
         Setting(configuration, facts, questions, PageCache(page_cache)), arms, _request(configuration, facts)
     )
@@ -201,13 +200,7 @@ def _request(configuration: Configuration, model: ModelFacts) -> PlanRequest:
     # The native module takes its time, and a wrong option is told before.
     from stratad.apply import memory_policy_failures
 
-    settings = configuration.gpu
-    options = configured_options(
-        configuration,
-        model,
-        placement_possible=not memory_policy_failures(),
-        has_gpu=is_gpu_expected(settings.mode, settings.backend_path, machine_facts()),
-    )
+    options = configured_options(configuration, model, placement_possible=not memory_policy_failures())
     return plan_request(model, replace(options, policy=None, worker_count=None))
 
 

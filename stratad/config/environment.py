@@ -22,9 +22,9 @@ class Environment:
     watchdog_microseconds: int | None = None
     journal_stream: str | None = None
     runtime_directory: Path | None = None
-    state_directory: Path | None = None
     credentials_directory: Path | None = None
     plan_path: Path | None = None
+    state_directory: Path | None = None
     user_runtime_directory: Path | None = None
     temporary_directory: Path = Path("/tmp")
 
@@ -45,9 +45,9 @@ def read_environment(
         ),
         journal_stream=values.get("JOURNAL_STREAM") or None,
         runtime_directory=Path(runtime) if runtime else None,
-        state_directory=_optional_path(values.get("STATE_DIRECTORY", "").split(":")[0]),
         credentials_directory=_optional_path(values.get("CREDENTIALS_DIRECTORY")),
         plan_path=_optional_path(values.get("STRATAD_PLAN")),
+        state_directory=_optional_path(values.get("STATE_DIRECTORY", "").split(":")[0]),
         user_runtime_directory=_optional_path(values.get("XDG_RUNTIME_DIR")),
         temporary_directory=Path(values.get("TMPDIR") or tempfile.gettempdir()),
     )

@@ -62,14 +62,14 @@ def parse_configuration(document: Mapping[str, Any], path: Path) -> Configuratio
 
 
 def _anchored(configuration: Configuration, folder: Path) -> Configuration:
-    """The same configuration with the paths of model, API keys and GPU module made absolute from `folder`."""
+    """The same configuration with its paths made absolute from `folder`."""
     server, keys = configuration.server, configuration.server.api_keys_file
-    module = configuration.gpu.backend_path
+    gpu, backend = configuration.gpu, configuration.gpu.backend_path
     return replace(
         configuration,
         model=replace(configuration.model, path=folder / configuration.model.path),
-        gpu=replace(configuration.gpu, backend_path=None if module is None else folder / module),
-        server=replace(server, api_keys_file=folder / keys) if keys is not None else server,
+        server=server if keys is None else replace(server, api_keys_file=folder / keys),
+        gpu=gpu if backend is None else replace(gpu, backend_path=folder / backend),
     )
 
 

@@ -12,9 +12,9 @@ LOG_PATHS = ("/var/log/dmesg", "/var/log/mcelog", "/var/log/kern.log", "/var/log
 _LANE_FAILURE = re.compile(
     r"phy lane failure|recovery in x8 width|(?:upi|qpi).{0,40}\bhalf[- ]width", re.IGNORECASE
 )
-_LINK_ERROR = re.compile(
-    r"\b(?:UPI|QPI|xGMI|WAFL|PCS)\b.{0,80}\b(?:error|CRC|failure|degraded)\b", re.IGNORECASE
-)
+_LINK_ERROR = re.compile(r"\b(?:UPI|QPI|xGMI|WAFL)\b.{0,80}\b(?:error|CRC|failure|degraded)\b", re.IGNORECASE)
+# Links of the same name between GPUs are another matter.
+_GPU_DRIVER = re.compile(r"\bamdgpu\b", re.IGNORECASE)
 # An undecoded record of the kernel: "CPU 0: Machine Check: 0 Bank 5: c80000c000220e0f".
 _RAW = re.compile(r"Machine Check(?: Exception)?:\s*\w+\s+Bank\s+(\d+):\s*([0-9a-fA-F]{16})")
 _BUS_ERROR_BIT = 1 << 11
@@ -40,7 +40,7 @@ def link_records(log: str) -> LinkRecords:
     last = None
     for line in log.splitlines():
         has_failed = bool(_LANE_FAILURE.search(line)) or _is_raw_lane_failure(line)
-        if has_failed or _LINK_ERROR.search(line):
+        if has_failed or (_LINK_ERROR.search(line) and not _GPU_DRIVER.search(line)):
             count += 1
             failures += has_failed
             last = line.strip() if has_failed or not failures else last

@@ -30,7 +30,6 @@ from stratad.facts import (
     plan_request,
     refusal_error,
 )
-from stratad.gpu_modules import is_gpu_expected
 from stratad.model import read_model_facts
 from stratad.service_view import service_topology
 from stratad.slot_memory import with_fitting_slots
@@ -136,11 +135,7 @@ def _request(topology: Topology, question: Question) -> PlanRequest | None:
     configuration = load_configuration(path)
     model = read_model_facts(question.model or configuration.model.path)
     configuration, _ = with_fitting_slots(configuration, model, topology)
-    settings = configuration.gpu
-    # The doctor of a captured machine goes by the GPUs that are seen there.
-    is_here = question.root == Path("/")
-    has_gpu = is_gpu_expected(settings.mode, settings.backend_path, topology) if is_here else None
-    return plan_request(model, configured_options(configuration, model, has_gpu=has_gpu))
+    return plan_request(model, configured_options(configuration, model))
 
 
 def _installed_configuration(question: Question) -> Path | None:

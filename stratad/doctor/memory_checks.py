@@ -144,6 +144,8 @@ def overcommit_strict(facts: MachineFacts) -> Finding:
         return unknown("vm.overcommit_memory cannot be read")
     if commit.mode != 2:
         return fine(f"vm.overcommit_memory is {commit.mode}", overcommit_memory=commit.mode)
+    if facts.service.running is not None:
+        return fine("strict overcommit, and the service that runs has its memory", overcommit_memory=2)
     left = commit.left_bytes
     if left is None or wanted is None:
         return Finding(

@@ -19,6 +19,8 @@ KILLERS = ("systemd-oomd", "earlyoom", "nohang", "oomd")
 # Below this a process is no model server; the threads of all others need not be read.
 LEAST_RESIDENT_BYTES = 1 << 30
 LEAST_PINNED_THREADS = 4
+# As native/pool names its workers.
+POOL_THREAD = "stratad-w"
 _CONTAINER_MARKS = {"/.dockerenv": "docker", "/run/.containerenv": "podman"}
 
 
@@ -42,12 +44,16 @@ def read_surroundings(files: MachineFiles, own_process_ids: frozenset[int] = fro
     # comm holds 15 characters.
     killers = {killer for killer in KILLERS if killer[:15] in names.values()}
     others = sorted(set(names) - own_process_ids)
-    pinned = (_pinned(files, process_id, names[process_id]) for process_id in others)
+    pinned = [found for other in others if (found := _pinned(files, other, names[other])) is not None]
+    if not own_process_ids:
+        # The one daemon that runs by hand is the one that is asked about.
+        ours = next((found for found in pinned if _is_pool(files, found.process_id)), None)
+        pinned = [found for found in pinned if found is not ours]
     return Surroundings(
         container=_container(files),
         is_filtered=_is_filtered(files.text("/proc/self/status")),
         killers=tuple(sorted(killers)),
-        pinned=tuple(process for process in pinned if process is not None),
+        pinned=tuple(pinned),
     )
 
 
@@ -87,7 +93,9 @@ def _worker_masks(files: MachineFiles, process_id: int) -> dict[int, tuple[int, 
     """Give the CPUs of each pool worker; workers are threads by the names that the pool gives them."""
     found = {}
     for thread in files.names(f"/proc/{process_id}/task") or ():
-        name = re.fullmatch(r"stratad-w(\d{1,4})", files.text(f"/proc/{process_id}/task/{thread}/comm") or "")
+        name = re.fullmatch(
+            rf"{POOL_THREAD}(\d{{1,4}})", files.text(f"/proc/{process_id}/task/{thread}/comm") or ""
+        )
         mask = _mask(files.text(f"/proc/{process_id}/task/{thread}/status")) if name else None
         if name and mask:
             found[int(name[1])] = mask
@@ -106,6 +114,13 @@ def _pinned(files: MachineFiles, process_id: int, name: str) -> PinnedProcess | 
     if len(single) < LEAST_PINNED_THREADS:
         return None
     return PinnedProcess(process_id, name, tuple(sorted(set(single))))
+
+
+def _is_pool(files: MachineFiles, process_id: int) -> bool:
+    tasks = files.names(f"/proc/{process_id}/task") or ()
+    return any(
+        (files.text(f"/proc/{process_id}/task/{task}/comm") or "").startswith(POOL_THREAD) for task in tasks
+    )
 
 
 def _mask(status: str | None) -> tuple[int, ...] | None:

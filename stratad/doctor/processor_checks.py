@@ -18,6 +18,8 @@ OLDEST_KERNEL = (5, 0)
 # Governors that hold the clock down or raise it late. `powersave` is dynamic under intel_pstate and amd-pstate-epp.
 SLOW_GOVERNORS = ("powersave", "conservative", "userspace")
 DYNAMIC_DRIVERS = ("intel_pstate", "amd-pstate-epp", "amd_pstate_epp")
+# Of one generation only these lines have all of its channels: workstations and small servers share its CPU numbers.
+FULL_CHANNELS = re.compile(r"\b(?:Bronze|Silver|Gold|Platinum|E[57]-\d{4}|EPYC [79]\w{3}|69\d\d[PE])\b")
 # A guest with more CPUs than this and one node most likely spans several nodes of its host.
 FLAT_GUEST_CPUS = 32
 
@@ -173,8 +175,9 @@ def memory_channels(facts: MachineFacts) -> Finding:
         return unknown("a virtual machine does not see the host's memory modules")
     if not modules:
         return unknown("which memory modules there are cannot be read (root may, from the firmware's table)")
-    if generation is Generation.UNKNOWN:
-        return unknown("how many channels this CPU has is not in the table")
+    name = (facts.topology.cpu_model and facts.topology.cpu_model.name) or ""
+    if generation is Generation.UNKNOWN or not FULL_CHANNELS.search(name):
+        return unknown(f"how many channels this CPU has is not in the table ({name or 'no name'})")
     channels = GENERATION_ROWS[generation].channels_per_package * len(facts.topology.packages)
     filled = [module for module in modules if module.size_bytes]
     evidence = {"modules": len(filled), "channels": channels}

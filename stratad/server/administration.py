@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from http import HTTPStatus
 
@@ -51,14 +52,14 @@ class AdministrationEndpoints:
             self._change(self._service.pause)
         else:
             administration.request_stop()
-        return self._answer(administration)
+        return await self._answer(administration)
 
     async def resume(self, request: Request) -> Response:
         """DELETE: requests are taken again after a drain that stays."""
         administration = require_administrator(request, self._administration)
         self._change(self._service.resume)
         journal.inform("drain", "taken back")
-        return self._answer(administration)
+        return await self._answer(administration)
 
     def _change(self, change: Callable[[], None]) -> None:
         try:
@@ -68,8 +69,8 @@ class AdministrationEndpoints:
                 HTTPStatus.CONFLICT, f"the daemon does not serve: {error}", code="not_serving"
             ) from error
 
-    def _answer(self, administration: Administration) -> Response:
-        document = self._service.document()
+    async def _answer(self, administration: Administration) -> Response:
+        document = await asyncio.to_thread(self._service.document)
         decode = document.decode
         return JSONResponse(
             DrainDocument(

@@ -54,6 +54,7 @@ def create_app(service: Service, metrics: Metrics, settings: ServerSettings) -> 
         routes=[
             Route("/v1/chat/completions", completions.chat, methods=["POST"]),
             Route("/v1/completions", completions.complete, methods=["POST"]),
+            Route("/v1/embeddings", completions.embed, methods=["POST"]),
             Route("/tokenize", completions.tokenize, methods=["POST"]),
             Route("/v1/models", observation.models),
             Route("/health", observation.health),

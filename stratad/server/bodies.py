@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import json
 from http import HTTPStatus
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import Field, ValidationError
 from pydantic_core import ErrorDetails
 
-from stratad.chat_template import ChatMessage
 from stratad.generation import GenerationRequest
-from stratad.runner import SamplingParameters
-from stratad.server.failures import HttpFailure
+from stratad.runner import Grammar, SamplingParameters
+from stratad.server.failures import HttpFailure, bad_request
+from stratad.server.response_format import GrammarOfSchema, ResponseFormat
+from stratad.server.strict import Strict
 
 # Refused unless they have one of these values, in which they change nothing.
 _INACTIVE_VALUES: dict[str, tuple[object, ...]] = {
@@ -27,14 +28,10 @@ _INACTIVE_VALUES: dict[str, tuple[object, ...]] = {
     "functions": (None, []),
     "modalities": (None, ["text"]),
     "n": (None, 1),
-    "parallel_tool_calls": (None, True, False),
     "prediction": (None,),
-    "reasoning_effort": (None,),
-    "response_format": (None, {"type": "text"}),
     "store": (None, False),
     "suffix": (None, ""),
-    "tool_choice": (None, "none"),
-    "tools": (None, []),
+    "verbosity": (None, "medium"),
     "web_search_options": (None,),
 }
 
@@ -42,26 +39,22 @@ _INACTIVE_VALUES: dict[str, tuple[object, ...]] = {
 _IGNORED = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key", "service_tier"})
 
 # As many alternatives to a token as OpenAI tells at most.
-_MOST_LIKELIHOODS = 20
+MOST_LIKELIHOODS = 20
 
 # The largest seed that the sampler takes; OpenAI's may be any integer and is folded into it.
 _SEED_MODULUS = 2**32 - 1
 
 Text = Annotated[str, Field(min_length=1)]
-_Body = TypeVar("_Body", bound="_Strict")
+_Body = TypeVar("_Body", bound="Strict")
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class StreamOptions(_Strict):
+class StreamOptions(Strict):
     """`stream_options`."""
 
     include_usage: bool = False
 
 
-class SamplingBody(_Strict):
+class SamplingBody(Strict):
     """What both endpoints share. Defaults are llama.cpp's."""
 
     model: str | None = None
@@ -95,8 +88,11 @@ class SamplingBody(_Strict):
         """Whether a stream ends with a chunk of usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
-    def sampling(self) -> SamplingParameters:
-        """The engine's sampling parameters; what the client leaves out has the default."""
+    def sampling(self, form: Grammar | None = None) -> SamplingParameters:
+        """The engine's sampling parameters; what the client leaves out has the default.
+
+        The client's own grammar comes before the `form` that the answer has otherwise.
+        """
         named = {
             "temperature": self.temperature,
             "top_k": self.top_k,
@@ -107,60 +103,11 @@ class SamplingBody(_Strict):
             "penalty_last_tokens": self.repeat_last_n,
             "frequency_penalty": self.frequency_penalty,
             "presence_penalty": self.presence_penalty,
-            "grammar": self.grammar,
+            "grammar": form if self.grammar is None else Grammar(self.grammar),
         }
         biases = tuple(sorted((int(token), bias) for token, bias in (self.logit_bias or {}).items()))
         given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
         return SamplingParameters(logit_bias=biases, **given)
-
-
-class TextPart(_Strict):
-    """One part of a message that is given in parts."""
-
-    type: Literal["text"]
-    text: str
-
-
-class Message(_Strict):
-    """One turn."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
-    name: str | None = None
-
-    def as_chat_message(self) -> ChatMessage:
-        """The turn as templates know it: parts joined, OpenAI's newer word for system replaced."""
-        content = (
-            self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        )
-        return ChatMessage("system" if self.role == "developer" else self.role, content)
-
-
-class ChatBody(SamplingBody):
-    """POST /v1/chat/completions."""
-
-    messages: Annotated[list[Message], Field(min_length=1)]
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=_MOST_LIKELIHOODS)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-
-    def generation_request(self, prompt: str) -> GenerationRequest:
-        """What the engine is to do with the rendered `prompt`."""
-        return GenerationRequest(
-            prompt=prompt,
-            sampling=self.sampling(),
-            max_tokens=self.max_completion_tokens or self.max_tokens,
-            stop_strings=self.stop_strings,
-            likelihood_count=(self.top_logprobs or 0) if self.logprobs else None,
-            is_rendered=True,
-        )
-
-    @field_validator("top_logprobs")
-    @classmethod
-    def _need_logprobs(cls, top_logprobs: int | None, info: ValidationInfo) -> int | None:
-        if top_logprobs and not info.data.get("logprobs"):
-            raise ValueError("alternatives are told with the tokens: set logprobs to true")
-        return top_logprobs
 
 
 class CompletionBody(SamplingBody):
@@ -171,22 +118,42 @@ class CompletionBody(SamplingBody):
         | Annotated[list[int], Field(min_length=1)]
         | Annotated[list[str], Field(min_length=1, max_length=1)]
     )
-    logprobs: Annotated[int, Field(ge=0, le=_MOST_LIKELIHOODS)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MOST_LIKELIHOODS)] | None = None
+    response_format: ResponseFormat | None = None
 
-    def generation_request(self) -> GenerationRequest:
-        """What the engine is to do."""
+    def generation_request(self, grammar_of: GrammarOfSchema) -> GenerationRequest:
+        """What the engine is to do. Raises HttpFailure for a schema that no grammar can enforce."""
         prompt: str | tuple[int, ...]
         if isinstance(self.prompt, str):
             prompt = self.prompt
         else:
             first = self.prompt[0]
             prompt = first if isinstance(first, str) else tuple(int(token) for token in self.prompt)
+        form = self._form(grammar_of)
         return GenerationRequest(
-            prompt, self.sampling(), self.max_tokens, self.stop_strings, likelihood_count=self.logprobs
+            prompt,
+            self.sampling(form),
+            self.max_tokens,
+            self.stop_strings,
+            likelihood_count=self.logprobs,
+            grammar_parameter="grammar" if form is None else "response_format",
         )
 
+    def _form(self, grammar_of: GrammarOfSchema) -> Grammar | None:
+        """The grammar of the form asked for; None for text."""
+        schema = self.response_format.enforceable_schema(grammar_of) if self.response_format else None
+        if schema is None:
+            return None
+        if self.grammar is not None:
+            raise bad_request(
+                "response_format and grammar cannot be combined in one request",
+                code="unsupported_parameter",
+                parameter="response_format",
+            )
+        return Grammar(grammar_of(schema))
 
-class TokenizeBody(_Strict):
+
+class TokenizeBody(Strict):
     """POST /tokenize, as llama.cpp's server has it."""
 
     content: str
@@ -221,9 +188,9 @@ def _json_object(raw: bytes) -> dict[str, Any]:
     try:
         document = json.loads(raw, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        raise _bad_request(f"the body is not JSON: {error}", code="invalid_json") from error
+        raise bad_request(f"the body is not JSON: {error}", code="invalid_json") from error
     if not isinstance(document, dict):
-        raise _bad_request("the body must be a JSON object", code="invalid_json")
+        raise bad_request("the body must be a JSON object", code="invalid_json")
     return document
 
 
@@ -238,7 +205,7 @@ def _without_inactive(document: dict[str, Any]) -> dict[str, Any]:
         if name in _INACTIVE_VALUES:
             # 1 == True in Python: compare the JSON texts.
             if json.dumps(value) not in [json.dumps(inactive) for inactive in _INACTIVE_VALUES[name]]:
-                raise _bad_request(
+                raise bad_request(
                     f"the parameter {name!r} is not supported here",
                     code="unsupported_parameter",
                     parameter=name,
@@ -255,12 +222,8 @@ def _named_failure(problem: ErrorDetails) -> HttpFailure:
     parts = [str(part) for part in problem["loc"] if isinstance(part, int) or str(part).isidentifier()]
     parameter = ".".join(part for part in parts if part not in ("str", "int", "constrained"))
     if problem["type"] == "extra_forbidden":
-        return _bad_request(f"unknown parameter {parameter!r}", code="unknown_parameter", parameter=parameter)
+        return bad_request(f"unknown parameter {parameter!r}", code="unknown_parameter", parameter=parameter)
     if problem["type"] == "missing":
-        return _bad_request(f"{parameter!r} is missing", code="missing_parameter", parameter=parameter)
+        return bad_request(f"{parameter!r} is missing", code="missing_parameter", parameter=parameter)
     message = problem["msg"][:1].lower() + problem["msg"][1:]
-    return _bad_request(f"{parameter}: {message}", code="invalid_value", parameter=parameter)
-
-
-def _bad_request(message: str, *, code: str, parameter: str | None = None) -> HttpFailure:
-    return HttpFailure(HTTPStatus.BAD_REQUEST, message, code=code, parameter=parameter)
+    return bad_request(f"{parameter}: {message}", code="invalid_value", parameter=parameter)

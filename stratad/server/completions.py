@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from http import HTTPStatus
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from stratad.answer_reader import AnswerReader
+from stratad.chat import Chat, PreparedChat
 from stratad.chat_template import ChatTemplateError
 from stratad.engine import Ticket
 from stratad.generation import Event, Failed, Finished, GenerationRequest, TextPiece
-from stratad.server.bodies import ChatBody, CompletionBody, SamplingBody, TokenizeBody, parse_body
-from stratad.server.failures import HttpFailure, request_error_document
+from stratad.server.bodies import CompletionBody, SamplingBody, TokenizeBody, parse_body
+from stratad.server.chat_bodies import ChatBody
+from stratad.server.failures import bad_request, request_error_document
 from stratad.server.limits import client_of, read_body
 from stratad.server.rendering import STREAM_END, ChatShape, CompletionShape, Shape, event_block, joined
 from stratad.server.streaming import (
@@ -38,22 +40,27 @@ class CompletionEndpoints:
         """POST /v1/chat/completions."""
         raw = await read_body(request, self._max_body_bytes)
         body = parse_body(ChatBody, raw, self._service.model_name)
-        try:
-            prompt = self._service.render_chat([message.as_chat_message() for message in body.messages])
-        except ChatTemplateError as error:
-            raise HttpFailure(
-                HTTPStatus.BAD_REQUEST, str(error), code="chat_template_failed", parameter="messages"
-            ) from error
-        return await self._answer(
-            request, body, body.generation_request(prompt), ChatShape(self._service.model_name)
-        )
+        # Rendering and analysing a long template takes a while; the event loop serves others meanwhile.
+        prepared = await asyncio.to_thread(_prepare, body, self._service.chat)
+        shape = ChatShape(self._service.model_name, AnswerReader(prepared.plan))
+        return await self._answer(request, body, body.generation_request(prepared), shape)
 
     async def complete(self, request: Request) -> Response:
         """POST /v1/completions."""
         raw = await read_body(request, self._max_body_bytes)
         body = parse_body(CompletionBody, raw, self._service.model_name)
         shape = CompletionShape(self._service.model_name)
-        return await self._answer(request, body, body.generation_request(), shape)
+        generation = body.generation_request(self._service.chat.grammar_of_schema)
+        return await self._answer(request, body, generation, shape)
+
+    async def embed(self, request: Request) -> Response:
+        """POST /v1/embeddings: what is served here generates text."""
+        await read_body(request, self._max_body_bytes)
+        raise bad_request(
+            f"the model {self._service.model_name!r} is served for generation and gives no embeddings",
+            code="unsupported_endpoint",
+            parameter="model",
+        )
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize."""
@@ -85,6 +92,14 @@ class CompletionEndpoints:
         return await _whole_answer(request, ticket, first, events, shape)
 
 
+def _prepare(body: ChatBody, chat: Chat) -> PreparedChat:
+    """The chat's prompt and plan. Raises HttpFailure where the template or a grammar refuses."""
+    try:
+        return chat.prepare(body.chat_request(chat, chat.grammar_of_schema))
+    except ChatTemplateError as error:
+        raise bad_request(str(error), code="chat_template_failed", parameter="messages") from error
+
+
 async def _whole_answer(
     request: Request, ticket: Ticket, first: Event, events: EventStream, shape: Shape
 ) -> JSONResponse:
@@ -113,12 +128,14 @@ async def _stream_blocks(
         yield event_block(chunk)
     event = first
     while isinstance(event, TextPiece):
-        yield event_block(shape.piece(event))
+        for chunk in shape.pieces(event):
+            yield event_block(chunk)
         event = await events.next()
     if isinstance(event, Failed):
         yield event_block(request_error_document(event.error))
         return
-    yield event_block(shape.closing(event))
+    for chunk in shape.closing(event):
+        yield event_block(chunk)
     if includes_usage:
         yield event_block(shape.usage(event))
     yield STREAM_END

@@ -42,6 +42,11 @@ class HttpFailure(Exception):
         self.parameter = parameter
 
 
+def bad_request(message: str, *, code: str, parameter: str | None = None) -> HttpFailure:
+    """A refusal with status 400."""
+    return HttpFailure(HTTPStatus.BAD_REQUEST, message, code=code, parameter=parameter)
+
+
 def status_of(error: RequestError) -> HTTPStatus:
     """The HTTP status of an engine's refusal."""
     for error_type, status in _STATUS_OF_ERROR:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stratad.generation import LikelyToken, TextPiece
+from stratad.generation import ChosenToken, LikelyToken, TextPiece
 
 
-def chat_likelihoods(piece: TextPiece) -> dict[str, object] | None:
+def chat_likelihoods(tokens: Sequence[ChosenToken]) -> dict[str, object] | None:
     """`logprobs` of a chat's choice: every token with its bytes, and the likeliest in its place."""
-    if not piece.tokens:
+    if not tokens:
         return None
     content = [
         {**_entry(token.chosen), "top_logprobs": [_entry(likely) for likely in token.likeliest]}
-        for token in piece.tokens
+        for token in tokens
     ]
     return {"content": content, "refusal": None}
 

@@ -9,7 +9,8 @@ from pydantic.json_schema import models_json_schema
 
 from stratad.server.administration import DrainBody, DrainDocument
 from stratad.server.authorization import ADMINISTRATION_HEADER
-from stratad.server.bodies import ChatBody, CompletionBody, TokenizeBody
+from stratad.server.bodies import CompletionBody, TokenizeBody
+from stratad.server.chat_bodies import ChatBody
 from stratad.status_document import StatusDocument
 
 Schema = dict[str, Any]
@@ -113,6 +114,13 @@ def _paths() -> Schema:
     return {
         "/v1/chat/completions": {"post": _generating("The next turn of a chat.", ChatBody)},
         "/v1/completions": {"post": _generating("The text that follows a prompt.", CompletionBody)},
+        "/v1/embeddings": {
+            "post": _operation(
+                "Always refused: the model is served for generation.",
+                _json(None),
+                errors=(*_ALWAYS, 400, 413, 503),
+            )
+        },
         "/tokenize": {
             "post": _operation(
                 "The tokens of a text.",

@@ -18,7 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from planner import plan_to_json
-from stratad.config import Configuration, MetricsSection, PlacementSection, ServerSection, child_environment
+from stratad.config import (
+    Configuration,
+    MetricsSection,
+    ModelSection,
+    PlacementSection,
+    ServerSection,
+    child_environment,
+)
 from stratad.config.writing import configuration_text
 from stratad.errors import DaemonError, one_line
 from stratad.model import ModelFacts
@@ -86,17 +93,17 @@ def trial_configuration(configuration: Configuration, arm: PlannedArm, folder: P
     placement: PlacementSection = replace(
         configuration.placement, policy=arm.plan.policy.value, workers=None, fallback="fail"
     )
-    server: ServerSection = replace(
-        configuration.server,
-        host="127.0.0.1",
+    # Nothing of the user's server: its keys, addresses and limits are for its clients.
+    server = ServerSection(
         port=0,
-        unix_socket=None,
         drain_seconds=1.0,
         request_timeout_seconds=ANSWER_LIMIT_SECONDS,
         runtime_directory=folder / "run",
     )
+    # Prompts saved by one start would be the next one's answer out of memory.
+    model: ModelSection = replace(configuration.model, save_slots=False)
     metrics: MetricsSection = replace(configuration.metrics, placement_check_seconds=0.0)
-    return replace(configuration, placement=placement, server=server, metrics=metrics)
+    return replace(configuration, model=model, placement=placement, server=server, metrics=metrics)
 
 
 def prepare_page_cache(paths: tuple[Path, ...], state: PageCache) -> None:
@@ -141,9 +148,11 @@ def _daemon(folder: Path, arm: PlannedArm, configuration: Configuration) -> Iter
     plan_path.write_text(plan_to_json(arm.plan), encoding="utf-8")
     settings = trial_configuration(configuration, arm, folder)
     config_path.write_text(configuration_text(settings), encoding="utf-8")
-    environment = child_environment(
-        NOTIFY_SOCKET=str(notify_path), STRATAD_PLAN=str(plan_path), RUNTIME_DIRECTORY="", WATCHDOG_USEC=""
+    # What systemd gave this process, if it did, is not the child's.
+    silenced = dict.fromkeys(
+        ("RUNTIME_DIRECTORY", "STATE_DIRECTORY", "CREDENTIALS_DIRECTORY", "WATCHDOG_USEC"), ""
     )
+    environment = child_environment(NOTIFY_SOCKET=str(notify_path), STRATAD_PLAN=str(plan_path), **silenced)
     command = [sys.executable, "-m", "stratad.tune.child", str(os.getpid()), "--config", str(config_path)]
     with (
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifications,

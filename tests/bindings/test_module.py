@@ -333,11 +333,13 @@ def test_a_repeat_penalty_turns_away_from_what_was_said(model: native.Model) -> 
 
 def test_a_grammar_allows_nothing_else(model: native.Model) -> None:
     context = decoded(model)
-    sampler = native.Sampler(model, temperature=1.0, seed=1, grammar='root ::= ("y" | "n") "!"')
+    sampler = native.Sampler(
+        model, temperature=1.0, seed=1, grammar=native.Grammar('root ::= ("y" | "n") "!"')
+    )
     said = b"".join(model.token_bytes(sampler.sample(context)) for _ in range(2))
     assert said in (b"y!", b"n!")
     with pytest.raises(ValueError, match="grammar"):
-        native.Sampler(model, grammar="root ::= (")
+        native.Sampler(model, grammar=native.Grammar("root ::= ("))
 
 
 def test_text_survives_the_way_through_tokens(model: native.Model) -> None:

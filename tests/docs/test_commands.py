@@ -29,10 +29,10 @@ from pathlib import Path
 import click
 import pytest
 
-from stratad.cli.main import stratactl
+from stratad.cli.main import COMMANDS, stratactl
 from stratad.daemon import main as stratad
 from stratad.runtime_directory import read_running
-from tests.docs.markdown import REPOSITORY, SHELL_LANGUAGES, Block, blocks, documents
+from tests.docs.markdown import REPOSITORY, SHELL_LANGUAGES, Block, blocks, documents, prose
 from tests.serving.support.served import wait_until
 
 LIMIT_SECONDS = 240
@@ -54,12 +54,33 @@ def test_every_shell_block_says_how_it_is_tested() -> None:
     assert not unexplained, f"say why they are only parsed: {unexplained}"
 
 
+@pytest.mark.parametrize("path", documents(), ids=lambda path: str(path.relative_to(REPOSITORY)))
+def test_commands_stand_in_marked_blocks_only(path: Path) -> None:
+    """Indented lines and blocks without a language would escape the tests."""
+    command = r"(?:\$ |sudo |make |curl |git |pip |python3? |(?:\.venv/bin/)?strata(?:d|ctl) )"
+    assert not re.findall(rf"^ {{4,}}{command}.*$", prose(path), re.MULTILINE)
+    for block in blocks(path):
+        if block.language not in SHELL_LANGUAGES:
+            assert not re.search(rf"^{command}", block.text, re.MULTILINE), block.name
+
+
 @pytest.mark.parametrize("block", SHELL_BLOCKS, ids=lambda block: block.name)
 def test_a_shown_command_exists_with_its_options(block: Block) -> None:
     checked = subprocess.run(["bash", "-n"], input=block.text, text=True, capture_output=True, check=False)
     assert checked.returncode == 0, checked.stderr
     for words in commands(block.text):
         check_words(words)
+
+
+@pytest.mark.parametrize("path", documents(), ids=lambda path: str(path.relative_to(REPOSITORY)))
+def test_options_and_targets_named_in_passing_exist(path: Path) -> None:
+    spans = re.findall(r"`((?:sudo )?(?:make|stratactl|stratad) [^`\n]+)`", prose(path))
+    for words in (words for span in spans for words in commands(span) if words):
+        is_known = (
+            words[0] != "stratactl" or len(words) < 2 or words[1].startswith("-") or words[1] in COMMANDS
+        )
+        if is_known and "..." not in words:
+            check_words(words)
 
 
 def commands(text: str) -> Iterator[list[str]]:
@@ -127,6 +148,9 @@ def test_an_unknown_command_option_or_target_is_found() -> None:
 
 @pytest.mark.parametrize("path", FILES_TO_RUN, ids=lambda path: str(path.relative_to(REPOSITORY)))
 def test_the_shown_commands_run(path: Path, tmp_path: Path) -> None:
+    shown = "".join(block.text for block in blocks(path) if block.kind in ("runs", "daemon"))
+    if "curl " in shown and shutil.which("curl") is None:
+        pytest.skip("curl is not installed: the commands of this page were not run")
     session = session_folder(tmp_path / "session")
     with daemons() as running:
         for block in blocks(path):

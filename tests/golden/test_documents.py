@@ -10,13 +10,16 @@ import dataclasses
 import functools
 import json
 import re
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from planner import REASON_CODES, CostConstants
 from planner.hardware import GENERATION_ROWS, GIGABYTE
-from stratad.doctor import CHECKS
+from stratad.cli.output import terminal_report
+from stratad.doctor import CHECKS, examine, report_text
 from stratad.doctor.document import doctor_document
 from stratad.documents.configuration import configuration_document
 from stratad.documents.manual import stratactl_page, stratad_page
@@ -24,6 +27,7 @@ from stratad.documents.pictures import plan_picture
 from stratad.plan_schema import plan_schema
 from tests.support.arm_cases import load_cases
 from tests.support.arm_scores import judgements, scores, table
+from tests.support.doctor_machine import changed, healthy
 from tests.support.pictured_plans import PLANS, documents
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -111,10 +115,29 @@ def planner_document() -> str:
     text = (DOCS / "PLANNER.md").read_text()
     blocks = {"constants": constants_table(), "machines": machines_table(), "validation": validation_text()}
     for name, block in blocks.items():
-        pattern = re.compile(rf"<!-- generated: {name} -->\n.*?<!-- end -->", re.DOTALL)
-        assert len(pattern.findall(text)) == 1, name
-        text = pattern.sub(lambda _, n=name, b=block: f"<!-- generated: {n} -->\n{b}\n<!-- end -->", text)
+        text = with_block(text, name, block)
     return text
+
+
+def troubleshooting_document() -> str:
+    """The page with what the doctor says of a machine that hides memory in huge pages and lost a part of its link."""
+    pool = "/sys/devices/system/node/node0/hugepages/hugepages-2048kB"
+    with tempfile.TemporaryDirectory() as name:
+        case = healthy(Path(name) / "planned")
+        files = changed(case.files, {f"{pool}/nr_hugepages": "12000", f"{pool}/free_hugepages": "12000"})
+        log = "mce: UPI: COR Phy Lane Failure, recovery in x8 width"
+        facts = replace(case, files=files, live=replace(case.live, error_log=log)).facts(
+            Path(name) / "machine"
+        )
+    report = terminal_report(report_text(examine(facts), facts.topology), 100, has_colour=False)
+    return with_block((DOCS / "TROUBLESHOOTING.md").read_text(), "example", f"```text\n{report}```")
+
+
+def with_block(text: str, name: str, block: str) -> str:
+    """The text with the one generated block of this name made anew."""
+    pattern = re.compile(rf"<!-- generated: {name} -->\n.*?<!-- end -->", re.DOTALL)
+    assert len(pattern.findall(text)) == 1, name
+    return pattern.sub(lambda _: f"<!-- generated: {name} -->\n{block}\n<!-- end -->", text)
 
 
 def picture(name: str) -> str:
@@ -134,6 +157,7 @@ def schema_document() -> str:
         ("plan.schema.json", schema_document),
         ("DOCTOR.md", doctor_document),
         ("CONFIGURATION.md", configuration_document),
+        ("TROUBLESHOOTING.md", troubleshooting_document),
         ("man/stratactl.1", stratactl_page),
         ("man/stratad.8", stratad_page),
         *((f"pictures/{name}.svg", functools.partial(picture, name)) for name in PLANS),

@@ -61,7 +61,9 @@ def status(machine: Machine) -> int:
 
 def children(machine: Machine) -> list[str]:
     """Daemons that tune has started and that live."""
-    return machine.run("pgrep", "-f", "stratad.tune.child").stdout.split()
+    return machine.run(
+        "/bin/sh", "-c", "grep -lsa 'stratad.tune.chil[d]' /proc/[0-9]*/cmdline"
+    ).stdout.split()
 
 
 def trials_of(document: dict[str, Any], arm: str) -> list[dict[str, Any]]:

@@ -54,10 +54,8 @@ class Asked:
 
 
 @contextmanager
-def _engine(
-    runner: ScriptedRunner, *, max_queue: int = 64, timeout_seconds: float = LIMIT_SECONDS
-) -> Iterator[Engine]:
-    engine = Engine(runner, EngineSettings(max_queue, timeout_seconds, None, CHUNK_TOKENS), Metrics(MODEL))
+def _engine(runner: ScriptedRunner, *, max_queue: int = 64) -> Iterator[Engine]:
+    engine = Engine(runner, EngineSettings(max_queue, LIMIT_SECONDS, None, CHUNK_TOKENS), Metrics(MODEL))
     engine.start()
     runner.forget_start()
     try:
@@ -309,13 +307,15 @@ def test_a_client_that_floods_neither_starves_nor_crowds_out_another() -> None:
 
 def test_one_that_waits_past_its_deadline_is_told_while_others_still_run() -> None:
     runner = ScriptedRunner(lambda prompt: [b"x"] * 9, sequence_count=1, holds_steps=True)
-    with _engine(runner, timeout_seconds=0.05) as engine:
-        running, waiting = Asked(engine, "a", 9), Asked(engine, "b", 9)
-        wait_until(lambda: engine.stalled_seconds() > 0.1)
-        runner.grant_steps(1)
+    with _engine(runner) as engine:
+        running = Asked(engine, "a", 9)
+        runner.wait_until_step(1)
+        waiting = Asked(engine, "b", 9)
+        # As if it had come long ago: others may have had their turn before it.
+        waiting.ticket._generation.submitted_seconds -= 2 * LIMIT_SECONDS
+        runner.grant_steps(2)
         late = waiting.end()[1]
         assert isinstance(late, Failed)
-        assert late.error.code == "timeout"
+        assert (late.error.code, engine.status().running, engine.status().waiting) == ("timeout", 1, 0)
         runner.release()
-        assert isinstance(running.end()[1], Failed)
-        assert engine.status().waiting == 0
+        assert running.text() == "x" * 9

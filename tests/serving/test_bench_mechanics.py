@@ -17,9 +17,10 @@ from tests.serving.support.served import serve
 def test_the_rate_counts_what_came_while_all_streams_ran() -> None:
     early = [0.0, 1.0, 2.0, 3.0, 4.0]
     late = [2.0, 3.0, 4.0, 5.0, 6.0]
-    # From 2 to 4 seconds: two tokens of each.
-    assert joint_rate([early, late]) == pytest.approx(4 / 2)
-    assert joint_rate([early]) == pytest.approx(4 / 4)
+    assert joint_rate([early, late]) == pytest.approx(2.0)
+    assert joint_rate([early]) == pytest.approx(1.0)
+    # The last step is cut in two by the moment when the first stream ends, and what is alone is not counted.
+    assert joint_rate([early, [1.5, 2.5, 3.5, 4.1, 4.2, 4.3]]) == pytest.approx(2.0)
 
 
 def test_the_reader_sees_every_token_of_every_stream() -> None:

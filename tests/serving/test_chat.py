@@ -5,6 +5,7 @@ from __future__ import annotations
 import openai
 import pytest
 
+from stratad.runner import Grammar
 from tests.serving.support.scripted_runner import ScriptedRunner
 from tests.serving.support.served import MODEL, serve
 
@@ -139,7 +140,7 @@ def test_sampling_parameters_reach_the_sampler() -> None:
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.5, 0.25, 3, 0.125)
     assert (sampling.frequency_penalty, sampling.presence_penalty) == (1.5, -1)
     assert (sampling.repeat_penalty, sampling.penalty_last_tokens) == (1.25, 9)
-    assert (sampling.seed, sampling.grammar) == (7, "g")
+    assert (sampling.seed, sampling.grammar) == (7, Grammar("g"))
     assert sampling.logit_bias == ((3, 5.0), (12, -100.0))
 
 

@@ -165,6 +165,29 @@ def test_a_conversation_streams_and_control_c_ends_the_answer_only(running: Daem
         terminal.close()
 
 
+def test_control_c_ends_a_single_question_with_its_status_and_what_came_so_far(
+    running: DaemonProcess,
+) -> None:
+    before = finished(running).get("cancelled", 0)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "stratad.cli.main", "chat", LONG],
+        env=environment(running),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    first = process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    rest, errors = process.communicate(timeout=LIMIT_SECONDS)
+    assert process.returncode == 130, errors
+    assert (len(first), rest[-1:]) == (1, "\n")
+    assert "Traceback" not in errors
+    assert "placement policy" in errors
+    wait_until(lambda: finished(running).get("cancelled", 0) == before + 1)
+
+
 def status_of(daemon: DaemonProcess) -> dict[str, int]:
     return dict(httpx.get(daemon.endpoint + "/status").json()["decode"])
 

@@ -12,7 +12,6 @@ from click.testing import CliRunner
 pytest.importorskip("stratad._native", reason="the native module is not built")
 
 from stratad.cli.main import stratactl
-from stratad.running_share import expert_share
 from tests.serving.test_gpu_daemon import MIB, PROMPTS, complete, daemon, metric, reasons
 
 REGISTER_ALL = {"STANDIN_REGISTER_MOST": str(1 << 40)}
@@ -67,9 +66,10 @@ def test_a_plan_goes_by_what_the_running_daemon_has_measured(tmp_path: Path) -> 
         assert "cpu-share-measured" not in codes(planned(folder)), "too few steps to say anything"
         for prompt in (*PROMPTS, *PROMPTS):
             complete(hybrid, prompt, max_tokens=60)
-        share = expert_share(httpx.get(f"{hybrid.endpoint}/status").json())
-        assert share is not None and 0 < share.hit_ratio <= 1
-        assert 0 <= share.cpu_share < 1
+        experts = httpx.get(f"{hybrid.endpoint}/status").json()["experts"]
+        assert 0 < experts["hit_ratio"] <= 1
+        assert 0 <= experts["cpu_share"] < 1
+        assert experts["vram_bytes"] > 0
         document = planned(folder)
         assert "cpu-share-measured" in codes(document)
         assert "cpu-share-measured" not in codes(planned(folder, "--cpu-share", "0.5")), "an option wins"

@@ -213,7 +213,7 @@ def test_status_has_rates_reasons_and_placement() -> None:
     assert (status["plan"]["policy"], status["plan"]["fingerprint"]) == ("off", "f00d")
     assert status["machine"] is None
     assert status["pool"]["slices"][0]["drain_seconds"] == 0.25
-    assert status["expert_cache"] is None, "there is no cache, so it has no hit rate"
+    assert status["experts"]["hits"] is None, "there is no cache, so it has no hit rate"
     assert status["decode"]["slot_list"] == [
         {"slot": 0, "work": None, "held_tokens": 8, "prompt_tokens": None, "generated_tokens": None}
     ]

@@ -95,7 +95,7 @@ MACHINES = (
 
 @pytest.mark.parametrize("name", MACHINES)
 def test_every_machine_is_readable_at_every_size_in_light_and_dark(name: str, tab: Browser) -> None:
-    with serve_as(name) as served:
+    with serve_as(name, has_cache="gpu" in name) as served:
         for (width, height), scheme in itertools.product(SIZES, SCHEMES):
             tab.look_like(width, height, scheme=scheme)
             opened(tab, served)
@@ -273,6 +273,7 @@ def test_a_refused_question_is_told_and_taken_back(tab: Browser) -> None:
         ask(tab, "x" * 100)
         tab.wait_for("document.querySelector('.problem') !== null")
         assert "context holds 32" in tab.text(".problem")
+        assert "“New chat” starts over" in tab.text(".problem")
         assert tab.value("turns.length") == 0
         assert tab.value("document.querySelector('#send').disabled") is False
 

@@ -16,19 +16,48 @@ from tests.serving.support.served import MODEL, serve
 
 CHAT = "/v1/chat/completions"
 PLAIN = "/v1/completions"
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+
+
+def _tool(parameters: dict[str, object]) -> dict[str, object]:
+    return {"type": "function", "function": {"name": "f", "parameters": parameters}}
+
+
+def _schema(schema: dict[str, object], **others: object) -> dict[str, object]:
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, **others}}
+
+
 HELLO = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
 
 
 @pytest.mark.parametrize(
     ("change", "parameter"),
     [
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools.0"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}] * 2}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
+        ({"tools": TOOLS, "grammar": 'root ::= "x"'}, "grammar"),
+        ({"tools": TOOLS, "response_format": {"type": "json_object"}}, "response_format"),
+        (
+            {"tools": [_tool({"type": "object", "properties": {"a": {"type": "thing"}}})]},
+            "tools.0.function.parameters",
+        ),
+        ({"reasoning_effort": "low"}, "reasoning_effort"),
+        ({"reasoning_effort": "a lot"}, "reasoning_effort"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs.enable_thinking"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
+        ({"functions": [{"name": "f"}]}, "functions"),
         ({"logprobs": 3}, "logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"n": 2}, "n"),
         ({"n": True}, "n"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"response_format": _schema({"type": "thing"})}, "response_format.json_schema.schema"),
+        ({"response_format": _schema({"not": {}}, strict=True)}, "response_format.json_schema.schema"),
         ({"temprature": 1}, "temprature"),
         ({"temperature": "hot"}, "temperature"),
         ({"temperature": -1}, "temperature"),
@@ -40,7 +69,10 @@ HELLO = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
         ({"stream_options": {"include_usages": True}}, "stream_options.include_usages"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "critic", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0"),
+        ({"messages": [{"role": "user", "content": "x", "tool_call_id": "1"}]}, "messages.0"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages.0"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
             "messages.0",
@@ -62,6 +94,9 @@ def test_parameters_that_ask_for_nothing_are_accepted() -> None:
         "n": 1,
         "logprobs": False,
         "tools": None,
+        "tool_choice": "none",
+        "parallel_tool_calls": True,
+        "reasoning_effort": "none",
         "response_format": {"type": "text"},
         "user": "me",
         "seed": None,
@@ -117,9 +152,9 @@ def test_a_grammar_that_does_not_parse_is_refused_and_the_next_request_is_answer
 
 
 def test_a_template_that_refuses_the_messages_is_400_with_its_words() -> None:
-    template = "{{ raise_exception('roles must alternate') }}"
+    template = "{% if messages | length > 1 %}{{ raise_exception('roles must alternate') }}{% endif %}x"
     with serve(ScriptedRunner(chat_template=template)) as served:
-        response = httpx.post(served.url + CHAT, json=HELLO)
+        response = httpx.post(served.url + CHAT, json={**HELLO, "messages": HELLO["messages"] * 2})
     assert response.status_code == 400
     assert "roles must alternate" in response.json()["error"]["message"]
 
@@ -158,10 +193,10 @@ def test_while_loading_requests_and_health_are_503() -> None:
 
 def test_unknown_paths_and_methods_are_errors_in_openais_shape() -> None:
     with serve() as served:
-        missing = httpx.get(served.url + "/v1/embeddings")
+        missing = httpx.get(served.url + "/v1/audio")
         wrong_method = httpx.get(served.url + CHAT)
     assert (missing.status_code, wrong_method.status_code) == (404, 405)
-    assert "/v1/embeddings" in missing.json()["error"]["message"]
+    assert "/v1/audio" in missing.json()["error"]["message"]
     assert wrong_method.headers["allow"] == "POST"
 
 
@@ -193,3 +228,9 @@ def test_headers_without_end_are_cut_off() -> None:
         with socket.create_connection((address.hostname, address.port), timeout=20) as connection:
             connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 40_000)
             assert b" 400 " in connection.recv(200)
+
+
+def test_embeddings_are_refused_because_this_model_gives_none() -> None:
+    with serve() as served, pytest.raises(openai.BadRequestError, match="gives no embeddings") as refused:
+        served.client().embeddings.create(model=MODEL, input="text")
+    assert (refused.value.param, refused.value.code) == ("model", "unsupported_endpoint")

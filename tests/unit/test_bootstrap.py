@@ -74,6 +74,27 @@ def test_nothing_is_said_where_nothing_is_missing(tmp_path: Path) -> None:
     assert (outcome.returncode, outcome.stdout, outcome.stderr) == (0, "", "")
 
 
+def test_programs_that_only_tests_need_are_left_out_with_a_line_each_and_no_error(tmp_path: Path) -> None:
+    shell = shutil.which("sh")
+    assert shell is not None
+    # An `id` that is not root, and no apt: nothing can be had.
+    path = bare_path(tmp_path / "bin", "mkdir", "rm")
+    (tmp_path / "bin" / "id").write_text("#!/bin/sh\necho 1000\n")
+    (tmp_path / "bin" / "id").chmod(0o755)
+    outcome = subprocess.run(
+        [shell, str(BOOTSTRAP / "test_packages.sh")],
+        env={"PATH": path, "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (outcome.returncode, outcome.stdout) == (0, "")
+    notes = outcome.stderr.splitlines()
+    # nginx may be installed where no PATH is asked.
+    assert [note.split()[1] for note in notes if "nginx" not in note] == ["chromium", "openssl"]
+    assert all("left out" in note for note in notes)
+
+
 @pytest.fixture
 def fetch_llama() -> ModuleType:
     specification = importlib.util.spec_from_file_location("fetch_llama", BOOTSTRAP / "fetch_llama.py")

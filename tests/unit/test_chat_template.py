@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Mapping, Sequence
 
 import pytest
 
 from stratad.chat_template import (
     FALLBACK_TEMPLATE,
-    ChatMessage,
     ChatTemplate,
     ChatTemplateError,
     open_chat_template,
 )
 
-TURNS = [ChatMessage("system", "Be brief."), ChatMessage("user", 'Say "hé" <now>')]
+TURNS = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": 'Say "hé" <now>'}]
 
 
-def _render(source: str, messages: list[ChatMessage] = TURNS) -> str:
+def _render(source: str, messages: Sequence[Mapping[str, object]] = TURNS) -> str:
     template = ChatTemplate(
         source, bos_text="<s>", eos_text="</s>", now=lambda: datetime.datetime(2026, 11, 29, 12, 0)
     )
@@ -56,6 +56,14 @@ def test_the_date_and_loop_controls_and_the_generation_tag_work() -> None:
     assert _render("a{% generation %}{{ messages[0].content }}{% endgeneration %}b") == "aBe brief.b"
 
 
+def test_lists_grow_and_results_of_filters_are_json() -> None:
+    source = "{% set found = [] %}{% for m in messages %}{% set _ = found.append(m.role) %}{% endfor %}"
+    assert _render(source + "{{ found | join(',') }}") == "system,user"
+    assert _render("{% set last = [1, 2].pop() %}{{ last }}") == "2"
+    assert _render("{{ 'a'|safe + '\"' }}") == 'a"'
+    assert _render("{{ messages | map(attribute='role') | tojson }}") == '["system", "user"]'
+
+
 def test_a_template_may_refuse_with_its_own_words() -> None:
     with pytest.raises(ChatTemplateError, match="roles must alternate"):
         _render("{{ raise_exception('roles must alternate') }}")
@@ -74,7 +82,9 @@ def test_a_template_that_does_not_parse_is_an_error_when_it_is_opened(source: st
         "{{ messages[0].content + 1 }}",
         "{{ undefined_thing.attribute }}",
         "{{ undefined_thing | tojson }}",
-        "{{ messages.append(1) }}",
+        "{{ messages.clear() }}",
+        "{{ messages[0].update(role=1) }}",
+        "{{ {'a': undefined_thing} | tojson }}",
         "{{ ''.__class__.__mro__[1].__subclasses__() }}",
         "{% include '/etc/passwd' %}",
         "{{ range(99999999999) | list }}",

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from stratad.cli.main import run
-from stratad.doctor import CHECKS, PlacementVerdict, Severity, examine
+from stratad.cli.output import terminal_report
+from stratad.doctor import CHECKS, PlacementVerdict, Severity, examine, report_text
 from stratad.doctor.error_log import link_records
 from stratad.doctor.firmware import memory_modules
 from stratad.doctor.units import size_setting, unit_settings
@@ -118,6 +119,20 @@ def test_the_arena_comes_from_the_configuration(
     assert "80.0 GiB" in str(findings["plan-outdated"]["message"])
 
 
+def test_a_terminal_wraps_sentences_and_keeps_commands_whole(machine: Case, tmp_path: Path) -> None:
+    files = changed(
+        machine.files, {"/sys/kernel/iommu_groups/0/type": "DMA", "/proc/sys/vm/zone_reclaim_mode": "1"}
+    )
+    facts = replace(machine, files=files, live=replace(machine.live, error_log=None)).facts(tmp_path)
+    text = report_text(examine(facts), facts.topology, has_everything=True)
+    lines = terminal_report(text, 70, has_colour=False).splitlines()
+    assert "processors and links" in lines
+    commands = [line for line in text.splitlines() if line.startswith("  do ")]
+    assert commands and all(command in lines for command in commands)
+    assert all(len(line) <= 70 for line in lines if line not in commands and " " in line.strip())
+    assert "\x1b[33mwarning" in terminal_report(text, 70, has_colour=True)
+
+
 def test_a_name_from_outside_cannot_draw_on_the_terminal(
     capsys: pytest.CaptureFixture[str], machine: Case, tmp_path: Path
 ) -> None:
@@ -200,6 +215,8 @@ def test_link_records_tell_failed_lanes_from_other_errors() -> None:
     assert (found.record_count, found.lane_failure_count) == (2, 1)
     assert found.last_line == "mce: UPI: COR Phy Lane Failure, recovery in x8 width"
     assert link_records("Machine Check: 0 Bank 5: c80000c000300e0f").lane_failure_count == 0
+    assert link_records("amdgpu 0000:03:00.0: XGMI: link failure").record_count == 0
+    assert link_records("mlx5_core: PCS error").record_count == 0
 
 
 def test_unit_settings_follow_systemds_order() -> None:

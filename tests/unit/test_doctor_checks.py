@@ -140,10 +140,13 @@ def _arena() -> object:
     return PlanRequest().arena.__class__(ARENA_BYTES)
 
 
-def process(pid: int, name: str, cpus: tuple[int, ...], resident_gib: float = 40) -> Spoil:
+def process(
+    pid: int, name: str, cpus: tuple[int, ...], resident_gib: float = 40, thread: str = "worker"
+) -> Spoil:
     status = f"Threads:\t{len(cpus)}\nVmRSS:\t{int(resident_gib * GIB) // KIB} kB"
     tasks = {f"/proc/{pid}/task/{pid + i}/status": f"Cpus_allowed_list:\t{cpu}" for i, cpu in enumerate(cpus)}
-    return files({f"/proc/{pid}/comm": name, f"/proc/{pid}/status": status, **tasks})
+    names = {f"/proc/{pid}/task/{pid + i}/comm": f"{thread}{i}" for i in range(len(cpus))}
+    return files({f"/proc/{pid}/comm": name, f"/proc/{pid}/status": status, **tasks, **names})
 
 
 GUEST = files(
@@ -180,12 +183,17 @@ SICK: tuple[tuple[str, str, Severity, Spoil], ...] = (
             files({f"/proc/{PROCESS_ID}/status": f"VmSwap:\t{GIB // KIB} kB"}),
         ),
     ),
-    ("overcommit-strict", "80 of 63 GiB", ERROR, files({"/proc/sys/vm/overcommit_memory": "2"})),
+    (
+        "overcommit-strict",
+        "80 of 63 GiB",
+        ERROR,
+        all_of(stopped, files({"/proc/sys/vm/overcommit_memory": "2"})),
+    ),
     (
         "overcommit-strict",
         "no model",
         HINT,
-        all_of(asked(arena_bytes=None), files({"/proc/sys/vm/overcommit_memory": "2"})),
+        all_of(stopped, asked(arena_bytes=None), files({"/proc/sys/vm/overcommit_memory": "2"})),
     ),
     ("zone-reclaim-on", "1", WARNING, files({"/proc/sys/vm/zone_reclaim_mode": "1"})),
     ("numa-balancing-on", "1", HINT, files({"/proc/sys/kernel/numa_balancing": "1"})),
@@ -337,6 +345,17 @@ SICK: tuple[tuple[str, str, Severity, Spoil], ...] = (
     ("memory-errors", "uncorrected", ERROR, files({"/sys/devices/system/edac/mc/mc0/ue_count": "1"})),
     ("kernel-too-old", "4.18", WARNING, files({"/proc/sys/kernel/osrelease": "4.18.0-553.el8.x86_64"})),
     ("cpus-contended", "another pool", WARNING, process(900, "llama-server", (0, 1, 2, 3))),
+    ("cpus-contended", "a second daemon", WARNING, process(900, "stratad", (0, 1, 2, 3), thread="stratad-w")),
+    (
+        "cpus-contended",
+        "two daemons by hand",
+        WARNING,
+        all_of(
+            stopped,
+            process(900, "stratad", (0, 1, 2, 3), thread="stratad-w"),
+            process(950, "stratad", (0, 1, 2, 3), thread="stratad-w"),
+        ),
+    ),
     ("gpu-node-unknown", "-1", WARNING, files({f"{GPU}/numa_node": "-1"})),
     (
         "gpu-node-outside-cpuset",
@@ -402,8 +421,9 @@ WELL: tuple[tuple[str, str, Spoil], ...] = (
     (
         "overcommit-strict",
         "40 of 63 GiB",
-        all_of(files({"/proc/sys/vm/overcommit_memory": "2"}), asked(arena_bytes=40 * GIB)),
+        all_of(stopped, files({"/proc/sys/vm/overcommit_memory": "2"}), asked(arena_bytes=40 * GIB)),
     ),
+    ("overcommit-strict", "the service has its memory", files({"/proc/sys/vm/overcommit_memory": "2"})),
     (
         "zone-reclaim-on",
         "one node",
@@ -459,6 +479,11 @@ WELL: tuple[tuple[str, str, Spoil], ...] = (
     ),
     ("kernel-too-old", "5.0", files({"/proc/sys/kernel/osrelease": "5.0.0"})),
     ("cpus-contended", "elsewhere", process(900, "llama-server", (12,) * 4)),
+    (
+        "cpus-contended",
+        "the daemon itself, by hand",
+        all_of(stopped, process(900, "stratad", (0, 1, 2, 3), thread="stratad-w")),
+    ),
     ("cpus-contended", "small", process(900, "postgres", (0, 1, 2, 3), resident_gib=0.5)),
     (
         "gpu-node-unknown",
@@ -500,6 +525,15 @@ UNKNOWABLE: tuple[tuple[str, Spoil], ...] = (
     ("link-degraded", live(error_log=None)),
     ("memory-channels-empty", lambda case: replace(case, modules=())),
     ("memory-channels-empty", files({"/proc/cpuinfo": "processor\t: 0\nmodel name\t: never heard of\n"})),
+    (
+        "memory-channels-empty",
+        files(
+            {
+                "/proc/cpuinfo": "processor\t: 0\nvendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 85\n"
+                "model name\t: Intel(R) Xeon(R) W-2255 CPU @ 3.70GHz\n"
+            }
+        ),
+    ),
     ("memory-clock-low", lambda case: replace(case, modules=())),
     (
         "memory-errors",

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from planner import Topology, machine_fingerprint, read_topology
+from planner.sysfs import Tree
 from stratad.errors import StratadError
-from stratad.machine_watch import CHANGED_CODE, MachineWatch
+from stratad.machine_watch import CHANGED_CODE, MachineWatch, machine_outline
 from stratad.own_unit import restart_count, unit_cgroup
 from stratad.service import PlanSummary, Service, ServiceLimits
 from stratad.service_samples import DRIFT_CODES
@@ -37,19 +38,27 @@ def service_with_plan_for(machine: Topology) -> Service:
 def test_a_machine_that_changed_is_told_until_it_is_as_planned_again(
     machine: Topology, caplog: pytest.LogCaptureFixture
 ) -> None:
-    service, now = service_with_plan_for(machine), [machine]
-    watch = MachineWatch(service, 0.0, lambda: now[0])
+    service, now, files, read_count = service_with_plan_for(machine), [machine], Files(None), 0
+
+    def read_machine() -> Topology:
+        nonlocal read_count
+        read_count += 1
+        return now[0]
+
+    watch = MachineWatch(service, 0.0, read_machine, files)
     caplog.set_level("INFO", "stratad")
     watch.look()
     assert drift(service) == dict.fromkeys(DRIFT_CODES, 0.0)
     # A CPU of the first node went offline.
     first, *others = machine.nodes
     now[0] = replace(machine, nodes=(replace(first, cpu_ids=first.cpu_ids[1:]), *others))
+    files.online = "0"
     watch.look()
     watch.look()
+    assert read_count == 2, "nothing has changed since"
     assert drift(service)[CHANGED_CODE] == 1.0
     assert caplog.text.count("differs from the plan's") == 1
-    now[0] = machine
+    now[0], files.online = machine, "0-1"
     watch.look()
     assert drift(service)[CHANGED_CODE] == 0.0
     assert "is as planned again" in caplog.text
@@ -62,7 +71,8 @@ def test_a_machine_that_cannot_be_read_changes_nothing(
         raise StratadError(tried="reading", because="no CPU is named")
 
     service = service_with_plan_for(machine)
-    MachineWatch(service, 0.0, unreadable).look()
+    watch = MachineWatch(service, 0.0, unreadable)
+    watch.look()
     assert drift(service)[CHANGED_CODE] == 0.0
     assert "no CPU is named" in caplog.text
 
@@ -74,13 +84,14 @@ def test_nothing_is_compared_before_there_is_a_plan(machine: Topology) -> None:
 
 
 class Files:
-    """A process's own cgroup file and nothing else."""
+    """A process's own cgroup file, the CPUs that are online, and nothing else."""
 
     def __init__(self, cgroup: str | None) -> None:
         self._cgroup = cgroup
+        self.online = "0-1"
 
     def text(self, path: str) -> str | None:
-        return self._cgroup if path == "/proc/self/cgroup" else None
+        return {"/proc/self/cgroup": self._cgroup, "/sys/devices/system/cpu/online": self.online}.get(path)
 
     def names(self, path: str) -> tuple[str, ...] | None:
         return None
@@ -132,3 +143,22 @@ def test_nobody_is_asked_outside_a_service() -> None:
 
     assert restart_count(Files("0::/user.slice/session-3.scope"), ask) is None
     assert restart_count(Files(None), ask) is None
+
+
+def test_the_outline_of_a_machine_changes_with_cpus_nodes_and_devices(tmp_path: Path) -> None:
+    node, pci = tmp_path / "sys/devices/system/node/node0", tmp_path / "sys/bus/pci/devices"
+    online = tmp_path / "sys/devices/system/cpu/online"
+    for folder in (node, pci, online.parent):
+        folder.mkdir(parents=True)
+    seen = []
+    for change in (
+        lambda: online.write_text("0-3\n"),
+        lambda: (node / "cpulist").write_text("0-3\n"),
+        (pci / "0000:01:00.0").mkdir,
+        (node.parent / "node1").mkdir,
+    ):
+        change()
+        outline = machine_outline(Tree(tmp_path))
+        assert outline == machine_outline(Tree(tmp_path))
+        assert outline not in seen
+        seen.append(outline)

@@ -243,6 +243,20 @@ def test_a_measured_split_by_package_is_not_taken_for_one_by_node() -> None:
     assert len(make_plan(topology, request_for(44), Calibration(None, by_node)).layout.slices) == 4
 
 
+def test_on_one_node_the_measured_worker_count_is_followed_and_shown() -> None:
+    topology = machine_topology(MachineShape(even_nodes(1, 8, total_gib=64)))
+    results = (
+        TuneResult(Policy.OFF, (0,), 6, (40.0,) * 3, slice_count=1),
+        TuneResult(Policy.OFF, (0,), 3, (50.0,) * 3, slice_count=1),
+    )
+    tuning = Tuning(machine_fingerprint(topology), 20 * GIB, Objective.DECODE, results)
+    plan = make_plan(topology, request_for(20), Calibration(None, tuning))
+    assert (len(plan.layout.workers), plan.confidence) == (3, Confidence.PROVEN)
+    assert {"single-node-machine", "tuned-winner"} <= set(codes(plan, Effect.CHOOSES))
+    assert "off with 3 workers at 50.0" in reason_of(plan, "tuned-winner").message
+    assert len(make_plan(topology, request_for(20)).layout.workers) == 6
+
+
 def damaged(name: str, **changes: Any) -> str:
     document = json.loads((RECORDED / name).read_text())
     return json.dumps(document | changes)

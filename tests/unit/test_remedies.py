@@ -14,9 +14,8 @@ from planner import REASON_CODES
 from stratad.cli.main import COMMANDS, stratactl
 
 ROOT = Path(__file__).resolve().parents[2]
-# A whole line in backticks, or the rest of a code block's line; `...` stands for arguments of the reader's own.
+# In a sentence, between backquotes; `...` stands for arguments of the reader's own. Blocks: tests/docs.
 _COMMAND = re.compile(r"`(?:sudo )?stratactl ([^`\n]+)`")
-_CODE_LINE = re.compile(r"^(?:\$ )?(?:sudo )?stratactl ([a-z-]+[^\n#|]*)", re.MULTILINE)
 # What stands for a value in a sentence, and a value of that kind.
 _VALUES = {"SIZE": "1GiB", "NODE": "0", "CODE": "close-call", "N": "2"}
 
@@ -45,7 +44,7 @@ def commands_in_documents() -> dict[str, str]:
     found = {}
     for path in sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")]):
         text = path.read_text(encoding="utf-8")
-        for match in (*_COMMAND.finditer(text), *_CODE_LINE.finditer(text)):
+        for match in _COMMAND.finditer(text):
             found[match[1].strip()] = str(path.relative_to(ROOT))
     return found
 

@@ -84,6 +84,7 @@ def test_only_few_files_import_the_native_module() -> None:
         "stratad/bench/native_probe.py",
         "stratad/gpu_offload.py",
         "stratad/gpu_runtime.py",
+        "stratad/native_chat.py",
         "stratad/native_runner.py",
     }
 
@@ -109,6 +110,18 @@ LAYERS = {
     "stratad/runner.py": set(),
     "stratad/verify.py": {"stratad.runner", "planner"},
     "stratad/schedule.py": set(),
+    "stratad/answer_format.py": {"stratad.runner"},
+    "stratad/answer_reader.py": {"stratad.answer_format", "stratad.journal"},
+    "stratad/chat_template.py": set(),
+    "stratad/chat_messages.py": {"stratad.answer_format", "stratad.chat_template"},
+    "stratad/plain_tools.py": {"stratad.answer_format", "stratad.chat_messages", "stratad.runner"},
+    "stratad/json_schema.py": set(),
+    "stratad/chat.py": {
+        "stratad.answer_format",
+        "stratad.chat_messages",
+        "stratad.chat_template",
+        "stratad.plain_tools",
+    },
     "stratad/slots.py": {"stratad.engine_status", "stratad.generation", "stratad.prompt", "stratad.runner"},
     "stratad/request_queue.py": {"stratad.engine_status", "stratad.generation", "stratad.waiting_line"},
     "stratad/waiting_line.py": {"stratad.generation"},

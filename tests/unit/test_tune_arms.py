@@ -127,20 +127,22 @@ def test_the_built_in_prompts_share_no_beginning() -> None:
 
 
 def test_a_trial_differs_from_the_users_settings_in_policy_and_address_only(tmp_path: Path) -> None:
-    model = ModelSection(path=tmp_path / "a.gguf", context_tokens=777, slots=3)
-    mine = Configuration(model=model, server=ServerSection(port=8090, max_queue=7))
+    model = ModelSection(path=tmp_path / "a.gguf", context_tokens=777, slots=3, save_slots=True)
+    server = ServerSection(host="0.0.0.0", api_keys_file=tmp_path / "keys", state_directory=tmp_path)
+    mine = Configuration(model=model, server=server)
     mine = replace(mine, placement=replace(mine.placement, spin_microseconds=99, workers=5, policy="split"))
     arm = plan_arm(TWO, REQUEST, Arm(Policy.INTERLEAVE))
     assert isinstance(arm, PlannedArm)
     trial = trial_configuration(mine, arm, tmp_path)
-    assert trial.model == mine.model
+    # A prompt that one start saves would be the next one's answer out of memory.
+    assert trial.model == replace(mine.model, save_slots=False)
     assert (trial.placement.policy, trial.placement.workers) == ("interleave", None)
     # Another placement than the arm's would measure another arm.
     assert trial.placement.fallback == "fail"
     assert trial.placement.spin_microseconds == 99
     assert (trial.server.port, trial.server.host) == (0, "127.0.0.1")
     assert trial.server.runtime_directory == tmp_path / "run"
-    assert trial.server.max_queue == 7
+    assert (trial.server.api_keys_file, trial.server.state_directory) == (None, None)
 
 
 def test_a_written_configuration_reads_back_the_same(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ async function problemOf(response) {
   const fallback = `The daemon answered ${response.status}.`;
   try {
     const { message, code } = (await response.json()).error;
-    const wayOut = code === "context_length_exceeded" ? " “New chat” starts over with an empty one." : "";
+    const wayOut = code === "context_length_exceeded" ? ". “New chat” starts over with an empty one." : "";
     return (message || fallback) + wayOut;
   } catch { return fallback; }
 }

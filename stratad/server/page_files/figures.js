@@ -32,9 +32,9 @@ function drawFigures(status) {
   const placement = status.placement;
   const key = [status.decode && [status.decode.requests_running, status.decode.requests_waiting, status.decode.slots,
     status.decode.last_timings], points, placement && [placement.worst_ratio, placement.verdict,
-    age(placement.age_seconds)], status.expert_cache, warningsOf(status).length];
+    age(placement.age_seconds)], cacheOf(status), warningsOf(status).length];
   draw("figures", key, () => [decodeFigure(status.decode, points), placementFigure(placement),
-    requestsFigure(status.decode), status.expert_cache && cacheFigure(status.expert_cache), warningsFigure(status)]);
+    requestsFigure(status.decode), cacheOf(status) && cacheFigure(cacheOf(status)), warningsFigure(status)]);
 }
 
 function figure(title, className, value, unit, ...rest) {
@@ -88,6 +88,9 @@ function requestsFigure(decode) {
   return figure("Requests", "", decode.requests_running, `of ${plural(decode.slots, "slot")}`,
     make("p", "soft", `${number(decode.requests_waiting)} waiting`));
 }
+
+// Who read the experts, where a GPU holds some of them; null elsewhere.
+const cacheOf = (status) => (status.experts && status.experts.hits !== null ? status.experts : null);
 
 function cacheFigure(cache) {
   const reads = cache.hits + cache.misses;

@@ -24,7 +24,9 @@ PROGRAM = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))),
     None,
 )
-LEFT_OUT = "no chromium is installed (apt-get install chromium): the page is not tested in a browser"
+LEFT_OUT = (
+    "no chromium is installed (packaging/bootstrap/test_packages.sh): the page is not tested in a browser"
+)
 LIMIT_SECONDS = 60.0
 
 

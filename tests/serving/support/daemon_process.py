@@ -83,6 +83,7 @@ def started(
     module: str = "stratad.daemon",
     arguments: tuple[str, ...] = (),
     variables: Mapping[str, str] | None = None,
+    context_tokens: int = 2048,
 ) -> Iterator[DaemonProcess]:
     """Starts `python -m module *arguments --config ...` for `model`; `settings` are further lines of TOML.
 
@@ -91,7 +92,7 @@ def started(
     folder.mkdir(exist_ok=True)
     configuration = folder / "stratad.toml"
     # One thread of ggml's: more than the machine has CPUs spin against each other in its barriers.
-    text = f'[model]\npath = "{model}"\nname = "tiny"\ncontext_tokens = 2048\nthreads = 1\n{settings}'
+    text = f'[model]\npath = "{model}"\nname = "tiny"\ncontext_tokens = {context_tokens}\nthreads = 1\n{settings}'
     configuration.write_text(
         text if "[server]" in settings else f"{text}\n[server]\nport = 0\n", encoding="utf-8"
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from planner import make_plan, plan_to_dict
@@ -29,23 +29,22 @@ LARGEST = {"2s8n-128c2t": (MachineShape(even_nodes(8, 16, threads_per_core=2, no
 class PlannedRunner(ScriptedRunner):
     """A scripted runner whose counters grow with every look, as those of a working pool do."""
 
-    def __init__(self, slice_count: int, *, has_cache: bool = False) -> None:
+    def __init__(self, workers: Sequence[int], *, has_cache: bool = False) -> None:
+        """`workers` has the number of workers of each slice."""
         super().__init__(context_tokens=4096, sequence_count=4)
-        self._slice_count = slice_count
+        self._workers = workers
         self._has_cache = has_cache
         self._looks = 0
 
     def counters(self) -> NativeCounters:
         self._looks += 1
-        one = SliceCounters(
-            0.02 * self._looks, 0.004 * self._looks, 400 * self._looks, self._looks * 10**9, 0, 11
-        )
         looks = self._looks
-        gpu = GpuCounters(
-            "CUDA0", looks, 0, 0, 0, 0, 0, 930 * looks, 70 * looks, 10**9 * looks, 0, 0, 64, 64, 0
+        slices = tuple(
+            SliceCounters(0.02 * looks, 0.004 * looks, 400 * looks, looks * 10**9, workers=count)
+            for count in self._workers
         )
-        gpus = (gpu,) if self._has_cache else ()
-        return NativeCounters((one,) * self._slice_count, 48 * looks, 0, gpus=gpus)
+        gpu = GpuCounters("GPU0", 1, 0, 0, 0, 0, 0, 930 * looks, 70 * looks, 0, 0, 0, 64, 64, 0)
+        return NativeCounters(slices, 48 * looks, 0, gpus=(gpu,) if self._has_cache else ())
 
 
 @contextmanager
@@ -54,7 +53,8 @@ def serve_as(name: str, *, astray: float = 0.0, has_cache: bool = False) -> Iter
     shape, arena_gib, request = {**CASES, **LARGEST}[name]
     topology = machine_topology(shape)
     plan = make_plan(topology, request_for(arena_gib, **request))
-    runner = PlannedRunner(len(plan.layout.slices), has_cache=has_cache)
+    workers = [plan.layout.worker_count_of(index) for index in range(len(plan.layout.slices))]
+    runner = PlannedRunner(workers, has_cache=has_cache)
     slices, sizes = [], dict.fromkeys((node.node_id for node in topology.nodes), 0)
     for part in plan.arena_slices:
         pages = {node: SAMPLED_PAGES // len(part.node_ids) for node in part.node_ids}

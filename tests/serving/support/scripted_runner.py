@@ -171,7 +171,7 @@ class ScriptedRunner:
         return None
 
     def open_sampler(self, sampling: SamplingParameters) -> ScriptedSampler:
-        if sampling.grammar == "broken":
+        if sampling.grammar is not None and sampling.grammar.text == "broken":
             raise ValueError("the grammar does not parse")
         self.samplings.append(sampling)
         return ScriptedSampler(sampling)

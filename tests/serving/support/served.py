@@ -10,10 +10,10 @@ from time import monotonic, sleep
 from openai import OpenAI
 
 from stratad.api_keys import ApiKeys
-from stratad.chat_template import open_chat_template
 from stratad.engine import Engine
 from stratad.engine_status import EngineSettings
 from stratad.metrics import Metrics
+from stratad.native_chat import open_model_chat
 from stratad.server import Administration, HttpServer, ServerSettings, create_app, open_listener
 from stratad.service import Service, ServiceLimits, ServingParts
 from tests.serving.support.scripted_runner import ScriptedRunner
@@ -65,10 +65,10 @@ def serve(
     )
     engine.start()
     runner.forget_start()
-    template, _ = open_chat_template(runner.chat_template, bos_text=runner.bos_text, eos_text=runner.eos_text)
+    chat, _ = open_model_chat(runner)
 
     def make_ready() -> None:
-        service.serving(ServingParts(engine, runner, template))
+        service.serving(ServingParts(engine, runner, chat))
 
     if is_loaded:
         make_ready()
