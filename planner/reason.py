@@ -104,7 +104,6 @@ REASON_CODES: Mapping[str, ReasonCode] = {
         "the arena cannot be locked in memory, so the kernel may swap it out",
         "Raise LimitMEMLOCK= of the service, or turn swap off.",
     ),
-    "arena-scope-requested": ReasonCode("the operator said what the arena holds (arena.scope)"),
     "arena-not-pinned": ReasonCode(
         "the GPU's runtime refused to register the arena, so uploads go through a copy",
         "Set LimitMEMLOCK=infinity in the unit, raise the container's quota, or set gpu.pin_memory = false.",
@@ -115,6 +114,7 @@ REASON_CODES: Mapping[str, ReasonCode] = {
     "arena-pinning-unsupported": ReasonCode(
         "this GPU backend cannot register memory that it did not allocate, so uploads go through a copy"
     ),
+    "arena-scope-requested": ReasonCode("the operator said what the arena holds (arena.scope)"),
     "bench-ignored": ReasonCode(
         "a recorded benchmark is of another machine or kernel and was not used",
         "Run `stratactl bench` again on this machine.",
@@ -295,6 +295,10 @@ REASON_CODES: Mapping[str, ReasonCode] = {
         "memory has no room for the configured prompt cache beside weights and slots, so it is smaller",
         "Free memory, or lower model.prompt_cache_bytes.",
     ),
+    "running-plan-differs": ReasonCode(
+        "with what the running daemon has measured, another policy would be chosen now",
+        "Run `sudo stratactl apply`; the daemon is restarted with the new plan.",
+    ),
     "saved-prompts-ignored": ReasonCode(
         "prompts saved at the last stop belong to another model, build or setting, or are damaged",
         "Nothing: prompts are computed anew, and the file is written anew when the daemon stops.",
@@ -304,10 +308,6 @@ REASON_CODES: Mapping[str, ReasonCode] = {
         "Set server.state_directory to a folder that the service may write.",
     ),
     "saved-prompts-restored": ReasonCode("prompts saved at the last stop are back in slots and prompt cache"),
-    "running-plan-differs": ReasonCode(
-        "with what the running daemon has measured, another policy would be chosen now",
-        "Run `sudo stratactl apply`; the daemon is restarted with the new plan.",
-    ),
     "single-node-machine": ReasonCode("the machine has one NUMA node, so there is nothing to choose"),
     "slots-reduced": ReasonCode(
         "memory has no room for the KV cache of all slots, so fewer requests run side by side",

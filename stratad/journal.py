@@ -33,6 +33,8 @@ SUBJECTS: Mapping[str, str] = {
     "chat template": "which template renders chats, where it is not the model's own",
     "drain": "that somebody had the daemon refuse requests, or take them again",
     "engine": "steps of decoding that failed",
+    "expert profile": "which experts are used most could not be saved for the next start",
+    "gpu": "that a GPU has failed, and what goes on without it",
     "listening": "the address that answers from now on",
     "loading": "how far loading has come: at every new stage, and every ten seconds",
     "machine": "whether the machine is the one that the plan was made for",

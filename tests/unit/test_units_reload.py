@@ -27,7 +27,8 @@ def test_every_reloadable_setting_exists_and_is_taken() -> None:
     for key in RELOADABLE:
         section_name, name = key.split(".")
         section = getattr(RUNNING, section_name)
-        other = replace(section, **{name: getattr(section, name) + 1})
+        value = getattr(section, name)
+        other = replace(section, **{name: Path("other") if value is None else value + 1})
         assert settings_that_differ(
             RUNNING, reloaded(RUNNING, replace(RUNNING, **{section_name: other}))
         ) == (key,)
