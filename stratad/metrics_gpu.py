@@ -76,4 +76,4 @@ _ROWS = (
     MetricSpec("stratad_expert_cache_bytes", _GAUGE, "VRAM of the expert cache.", _GPU, "bytes"),
 )
 
-GPU: tuple[MetricSpec, ...] = tuple(replace(spec, only_with="GPU") for spec in _ROWS)
+GPU: tuple[MetricSpec, ...] = tuple(replace(spec, only_with="a GPU") for spec in _ROWS)
