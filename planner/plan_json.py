@@ -181,11 +181,7 @@ def plan_from_dict(document: object) -> Plan:
             StagingBuffer(buffer.text("pci_address"), buffer.optional("node_id", buffer.integer))
             for buffer in reader.children("gpu_staging")
         ),
-        gpu_layers=tuple(
-            # Documents of earlier versions lack it.
-            _gpu_layers(part)
-            for part in reader.optional("gpu_layers", reader.children) or ()
-        ),
+        gpu_layers=tuple(map(_gpu_layers, reader.children("gpu_layers"))),
         arena_scope=reader.word("arena_scope", ArenaScope),
     )
     _check_layout(plan.layout)

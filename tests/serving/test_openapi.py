@@ -23,7 +23,8 @@ from starlette.routing import Route
 
 from stratad.metrics import Metrics
 from stratad.server import ServerSettings, create_app
-from stratad.server.bodies import ChatBody, CompletionBody, TokenizeBody
+from stratad.server.bodies import CompletionBody, TokenizeBody
+from stratad.server.chat_bodies import ChatBody
 from stratad.server.openapi import api_document
 from stratad.service import Service, ServiceLimits
 from stratad.status_document import StatusDocument

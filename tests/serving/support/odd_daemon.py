@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from planner import Topology
-from stratad import native_runner, slot_memory, startup
+from stratad import loading, native_runner, slot_memory, startup
 from stratad.daemon import main
 from stratad.errors import LoadCancelled
 from stratad.facts import machine_facts
@@ -75,13 +75,15 @@ def _unknown() -> None:
 
 @_mode("slow-load")
 def _slow_load() -> None:
-    def open_runner(plan: Any, model: Any, configuration: Any, progress: Callable[[str, float], bool]) -> Any:
+    def open_runner(
+        plan: Any, model: Any, configuration: Any, progress: Callable[[str, float], bool], **gpu: Any
+    ) -> Any:
         while progress("loading weights", 0.5):
             time.sleep(0.005)
         raise LoadCancelled
 
-    startup.open_runner = open_runner  # type: ignore[attr-defined]
-    startup._LOG_PAUSE_SECONDS = 0.02
+    loading.open_runner = open_runner  # type: ignore[attr-defined]
+    loading._LOG_PAUSE_SECONDS = 0.02
 
 
 @_mode("tiny-memory")
