@@ -62,7 +62,7 @@ def stratactl_page() -> str:
         "a captured one."
     )
     lines.append(".SH COMMANDS")
-    context = click.Context(stratactl, info_name="stratactl")
+    context = click.Context(stratactl, info_name="stratactl", **stratactl.context_settings)
     for name in COMMANDS:
         command = stratactl.get_command(context, name)
         assert command is not None
@@ -96,7 +96,7 @@ def stratad_page() -> str:
         "unit's cpuset is written by stratactl apply."
     )
     lines.append(".SH OPTIONS")
-    context = click.Context(stratad, info_name="stratad")
+    context = click.Context(stratad, info_name="stratad", **stratad.context_settings)
     lines += _option_lines(stratad, context)
     lines.append(".SH COMMANDS")
     for name in sorted(stratad.commands):
