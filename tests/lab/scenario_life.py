@@ -190,8 +190,8 @@ def test_a_slice_confined_to_one_node_gives_no_split_and_says_why(machine: Machi
     codes = {reason["code"] for reason in document["reasons"]}
     assert {"one-node-cpuset", "cpuset-narrower-than-plan", "memory-nodes-narrower-than-plan"} <= codes
     assert node_counts(machine).keys() == {0}
-    # What is left of the drop-in's CPUs inside the slice's.
-    assert cgroup(machine, "cpuset.cpus.effective") == "1"
+    # What is left of the drop-in's CPUs (the server's 0, workers on 1 and 3) inside the slice's.
+    assert cgroup(machine, "cpuset.cpus.effective") == "0-1"
     assert complete(machine)
     # Planned again for the slice as it is, everything fits.
     assert apply(machine)["plan"]["policy"] == "single-socket"
