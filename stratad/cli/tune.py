@@ -28,6 +28,7 @@ from stratad.facts import (
     plan_request,
     refusal_error,
 )
+from stratad.gpu_modules import is_gpu_expected
 from stratad.machine_load import look_at_load, require_quiet
 from stratad.model import ModelFacts, read_model_facts
 from stratad.recorded import circumstances_of, require_writable, write_document
@@ -163,7 +164,9 @@ def tune(
     facts = read_model_facts(configuration.model.path)
     configuration, _ = with_fitting_memory(configuration, facts, machine_facts())
     contest = _contest(
-        Setting(configuration, facts, questions, PageCache(page_cache)), arms, _request(configuration, facts)
+        Setting(configuration, facts, questions, PageCache(page_cache)),
+        arms,
+        _request(configuration, facts, machine_facts()),
     )
     if dry_run:
         _show_contest(contest, as_json=as_json)
@@ -195,12 +198,18 @@ def _configuration(path: Path, model: Path | None) -> Configuration:
     return load_configuration(path)
 
 
-def _request(configuration: Configuration, model: ModelFacts) -> PlanRequest:
+def _request(configuration: Configuration, model: ModelFacts, topology: Topology) -> PlanRequest:
     """Give the daemon's request, without the policy and workers that somebody set: those are the arms'."""
     # The native module takes its time, and a wrong option is told before.
     from stratad.apply import memory_policy_failures
 
-    options = configured_options(configuration, model, placement_possible=not memory_policy_failures())
+    gpu = configuration.gpu
+    options = configured_options(
+        configuration,
+        model,
+        placement_possible=not memory_policy_failures(),
+        has_gpu=is_gpu_expected(gpu.mode, gpu.backend_path, topology),
+    )
     return plan_request(model, replace(options, policy=None, worker_count=None))
 
 

@@ -30,9 +30,10 @@ from stratad.facts import (
     plan_request,
     refusal_error,
 )
+from stratad.gpu_modules import is_gpu_expected
 from stratad.model import read_model_facts
 from stratad.service_view import service_topology
-from stratad.slot_memory import with_fitting_slots
+from stratad.slot_memory import with_fitting_memory
 from stratad.unit_files import PLAN_PATH, SLICE
 
 DEFAULT_CONFIGURATION = "/etc/stratad/stratad.toml"
@@ -134,8 +135,11 @@ def _request(topology: Topology, question: Question) -> PlanRequest | None:
 
     configuration = load_configuration(path)
     model = read_model_facts(question.model or configuration.model.path)
-    configuration, _ = with_fitting_slots(configuration, model, topology)
-    return plan_request(model, configured_options(configuration, model))
+    configuration, _ = with_fitting_memory(configuration, model, topology)
+    gpu = configuration.gpu
+    # Elsewhere nobody knows which modules are there, so every GPU that is seen counts.
+    has_gpu = is_gpu_expected(gpu.mode, gpu.backend_path, topology) if question.root == Path("/") else None
+    return plan_request(model, configured_options(configuration, model, has_gpu=has_gpu))
 
 
 def _installed_configuration(question: Question) -> Path | None:

@@ -67,21 +67,24 @@ def test_split_is_applied_started_served_and_placed(machine: Machine, unplaced_a
     assert not {code for code in reason_codes(machine) if "differs" in code or "than-plan" in code}
 
 
-def test_single_socket_takes_the_node_of_the_gpu(machine: Machine, unplaced_answer: str) -> None:
+def test_single_socket_is_not_drawn_to_a_gpu_that_nothing_uses(
+    machine: Machine, unplaced_answer: str
+) -> None:
     configure(machine)
     applied = apply(machine)
     assert applied["plan"]["policy"] == "single-socket"
     start(machine)
     assert complete(machine) == unplaced_answer
-    assert node_counts(machine).keys() == {1}
-    # With two cores a node, the server's core is on the other node; the workers are not.
-    assert worker_cpus(machine) <= {2, 3}
+    # The emulated display device stands at node 1, but no module uses it: it decides nothing.
+    assert node_counts(machine).keys() == {0}
+    assert worker_cpus(machine) <= {0, 1}
     assert cgroup(machine, "cpuset.cpus.effective") == plan_cpus(machine)
     assert machine.check("systemctl", "show", "-p", "NUMAPolicy", "-p", "NUMAMask", "stratad").split() == [
         "NUMAPolicy=preferred",
-        "NUMAMask=1",
+        "NUMAMask=0",
     ]
-    assert {"gpu-node-preferred"} <= reason_codes(machine)
+    assert "gpu-module-missing" in reason_codes(machine)
+    assert "gpu-node-preferred" not in reason_codes(machine)
 
 
 def test_interleave_uses_both_nodes_and_gives_the_same_tokens(machine: Machine, unplaced_answer: str) -> None:
@@ -119,7 +122,7 @@ def test_apply_plans_again_beside_its_own_running_service(machine: Machine) -> N
     # The cpuset of the drop-in does not narrow the next plan.
     assert apply(machine, "--policy", "single-socket")["plan"]["policy"] == "single-socket"
     assert process_id(machine) != first
-    assert node_counts(machine).keys() == {1}
+    assert node_counts(machine).keys() == {0}
     assert apply(machine)["plan"]["policy"] == "split"
     assert set(node_counts(machine)) == {0, 1}
 
