@@ -104,15 +104,15 @@ def test_the_planner_follows_a_recorded_winner_and_wants_enough_starts(machine: 
 
     document = json.loads(machine.read(_RESULT))
     for result in document["results"]:
-        is_winner = (result["policy"], result["node_ids"]) == ("single-socket", [0])
+        is_winner = (result["policy"], result["node_ids"]) == ("single-socket", [1])
         result["tokens_per_second"] = [20.0 if is_winner else 10.0] * 6
-    document["verdict"] = {"best": 1, "second": 2, "ratio_low": 1.9, "ratio_high": 2.1, "block_count": 3}
+    document["verdict"] = {"best": 2, "second": 1, "ratio_low": 1.9, "ratio_high": 2.1, "block_count": 3}
     machine.write(_RESULT, json.dumps(document))
     try:
         followed = json.loads(machine.check(STRATACTL, "plan", "--config", CONFIGURATION, "--json"))
         assert (followed["policy"], followed["confidence"]) == ("single-socket", "proven")
-        # By default it is the GPU's node, which is 1.
-        assert followed["layout"]["slices"][0]["node_ids"] == [0]
+        # By default it is node 0.
+        assert followed["layout"]["slices"][0]["node_ids"] == [1]
         assert "tuned-winner" in {reason["code"] for reason in followed["reasons"]}
     finally:
         machine.check("rm", "-f", _RESULT)
