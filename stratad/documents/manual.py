@@ -131,12 +131,13 @@ def _command_lines(name: str, command: click.Command, parent: click.Context) -> 
 
 
 def _option_lines(command: click.Command, context: click.Context) -> Iterator[str]:
-    for parameter in command.get_params(context):
-        record = parameter.get_help_record(context)
-        if record is not None:
-            yield ".TP"
-            yield f".B {_escaped(record[0])}"
-            yield _escaped(record[1]) or "\\&"
+    records = [parameter.get_help_record(context) for parameter in command.params]
+    # Click keeps the first help option it made of a command, whatever names the context gave it.
+    records.append((", ".join(context.help_option_names), "Show this message and exit."))
+    for record in filter(None, records):
+        yield ".TP"
+        yield f".B {_escaped(record[0])}"
+        yield _escaped(record[1]) or "\\&"
 
 
 def _list_lines(rows: Sequence[tuple[str, str]]) -> Iterator[str]:

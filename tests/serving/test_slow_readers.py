@@ -31,6 +31,8 @@ PLAIN = "/v1/completions"
 FINISHED = Finished("stop", Timings(0, 1, 0.1, 1, 0.1))
 LIKELIHOODS = 20
 
+PIECE_BYTES = 200_000
+
 
 def _plain(index: int) -> TextPiece:
     return TextPiece(f" word{index}")
@@ -137,18 +139,18 @@ def test_exactly_as_much_as_may_wait_is_kept() -> None:
 
 
 def test_a_client_that_never_reads_loses_its_place_and_the_others_go_on() -> None:
-    runner = ScriptedRunner(lambda prompt: [b"y" * 60_000] * 220, sequence_count=2)
+    runner = ScriptedRunner(lambda prompt: [b"y" * PIECE_BYTES] * 220, sequence_count=2)
     body = {"prompt": "slow", "stream": True}
     with serve(runner) as served, httpx.stream("POST", served.url + PLAIN, json=body, timeout=20) as slow:
-        # 13 MB: more than the socket buffers and what may wait unread hold together.
+        # 44 MB: more than socket buffers, which grow, and what may wait unread hold together.
         wait_until(lambda: dict(served.engine.status().finish_reasons).get("cancelled") == 1)
         client = served.client()
         quick = client.completions.create(model=MODEL, prompt="quick", max_tokens=1, stream=False)
-        assert quick.choices[0].text == "y" * 60_000
+        assert quick.choices[0].text == "y" * PIECE_BYTES
         assert served.engine.status().running == 0
-        blocks = [line for line in slow.iter_lines() if line.startswith("data: ")]
-    assert blocks[-1] != "data: [DONE]"
-    assert json.loads(blocks[-1].removeprefix("data: "))["error"]["code"] == "reader_too_slow"
+        lines = [line for line in slow.iter_lines() if line]
+    # On a busy machine it can be too late before the first piece has gone: then the error is the whole answer.
+    assert json.loads(lines[-1].removeprefix("data: "))["error"]["code"] == "reader_too_slow"
 
 
 def test_connections_to_clients_that_take_nothing_or_are_gone_end_by_themselves() -> None:
