@@ -24,6 +24,7 @@ pytest.importorskip("stratad._native", reason="the native module is not built")
 from stratad.cli.tune import Contest, _contest, _request
 from stratad.config import load_configuration
 from stratad.errors import DaemonError
+from stratad.facts import machine_facts
 from stratad.model import read_model_facts
 from stratad.tune import ArmFailed
 from stratad.tune.daemon_engine import DaemonEngine, PageCache, Setting, signals_deferred
@@ -56,7 +57,7 @@ def contest(configuration_path: Path) -> Contest:
     configuration = load_configuration(configuration_path)
     model = read_model_facts(configuration.model.path)
     setting = Setting(configuration, model, SHORT, PageCache.WARM)
-    return _contest(setting, ARMS, _request(configuration, model))
+    return _contest(setting, ARMS, _request(configuration, model, machine_facts()))
 
 
 def children_of(process_id: int) -> list[int]:
