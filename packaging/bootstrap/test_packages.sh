@@ -1,9 +1,10 @@
 #!/bin/sh
 # Programs that some tests need and pip cannot bring: a browser for the status page, nginx and openssl for TLS in front
-# of the daemon. Never an error: what cannot be had is said in one line, and the tests that need it say so again.
+# of the daemon, curl for the commands of the documents, and what sets, checks and packs the man pages. Never an error:
+# what cannot be had is said in one line, and the tests that need it say so again.
 #
-# As root on Debian, Chromium (about 130 MB) and openssl are installed. nginx is only unpacked into the user's cache:
-# an installed one would listen on port 80 from then on.
+# As root on Debian they are installed (Chromium is about 130 MB). nginx is only unpacked into the user's cache: an
+# installed one would listen on port 80 from then on.
 set -eu
 cache="${XDG_CACHE_HOME:-$HOME/.cache}/stratad/nginx"
 
@@ -32,10 +33,14 @@ if ! command -v nginx >/dev/null 2>&1 && [ ! -x /usr/sbin/nginx ] && [ ! -x "$ca
     rm -rf "$draft"
 fi
 
-missing=""
-command -v chromium >/dev/null 2>&1 || command -v chromium-browser >/dev/null 2>&1 || missing="$missing chromium"
-command -v openssl >/dev/null 2>&1 || missing="$missing openssl"
-for package in $missing; do
+# A program, and the package that has it.
+wanted="openssl:openssl curl:curl groff:groff-base mandoc:mandoc dh_installman:debhelper"
+command -v chromium-browser >/dev/null 2>&1 || wanted="chromium:chromium $wanted"
+for pair in $wanted; do
+    program=${pair%%:*} package=${pair##*:}
+    if command -v "$program" >/dev/null 2>&1; then
+        continue
+    fi
     if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null 2>&1; then
         left_out "$package" "only root can install it: sudo apt-get install $package"
         continue
