@@ -162,12 +162,9 @@ def tune(
     questions = read_questions(prompt_file, tokens)
     configuration = _configuration(config, model)
     facts = read_model_facts(configuration.model.path)
-    configuration, _ = with_fitting_memory(configuration, facts, machine_facts())
-    contest = _contest(
-        Setting(configuration, facts, questions, PageCache(page_cache)),
-        arms,
-        _request(configuration, facts, machine_facts()),
-    )
+    topology = machine_facts()
+    configuration, _ = with_fitting_memory(configuration, facts, topology)
+    contest = _contest(Setting(configuration, facts, questions, PageCache(page_cache)), arms, topology)
     if dry_run:
         _show_contest(contest, as_json=as_json)
         return 0
@@ -213,13 +210,13 @@ def _request(configuration: Configuration, model: ModelFacts, topology: Topology
     return plan_request(model, replace(options, policy=None, worker_count=None))
 
 
-def _contest(setting: Setting, arms_text: str | None, request: PlanRequest) -> Contest:
+def _contest(setting: Setting, arms_text: str | None, topology: Topology) -> Contest:
     """Give the arms with their plans.
 
     Raises:
         PlanRefusedError: An arm that was asked for, or all but one of the default ones, do not suit.
     """
-    topology = machine_facts()
+    request = _request(setting.configuration, setting.model, topology)
     try:
         chosen = make_plan(topology, request, _without_tuning(machine_calibration(STATE_DIRECTORY)))
     except PlanRefused as refusal:

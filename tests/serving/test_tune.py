@@ -21,7 +21,7 @@ from tests.serving.support.served import wait_until
 
 pytest.importorskip("stratad._native", reason="the native module is not built")
 
-from stratad.cli.tune import Contest, _contest, _request
+from stratad.cli.tune import Contest, _contest
 from stratad.config import load_configuration
 from stratad.errors import DaemonError
 from stratad.facts import machine_facts
@@ -57,7 +57,7 @@ def contest(configuration_path: Path) -> Contest:
     configuration = load_configuration(configuration_path)
     model = read_model_facts(configuration.model.path)
     setting = Setting(configuration, model, SHORT, PageCache.WARM)
-    return _contest(setting, ARMS, _request(configuration, model, machine_facts()))
+    return _contest(setting, ARMS, machine_facts())
 
 
 def children_of(process_id: int) -> list[int]:
