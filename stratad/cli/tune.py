@@ -45,7 +45,7 @@ from stratad.tune.arms import (
     reference_of,
     require_distinct,
 )
-from stratad.tune.daemon_engine import DaemonEngine, PageCache, Setting
+from stratad.tune.daemon_engine import DaemonEngine, PageCache, Setting, recorded_profile
 from stratad.tune.document import Question, tune_document
 from stratad.tune.judge import Decision, Judge, Limits, Outcome, block_order
 from stratad.tune.prompts import DEFAULT_ANSWER_TOKENS, read_questions
@@ -164,7 +164,10 @@ def tune(
     facts = read_model_facts(configuration.model.path)
     topology = machine_facts()
     configuration, _ = with_fitting_memory(configuration, facts, topology)
-    contest = _contest(Setting(configuration, facts, questions, PageCache(page_cache)), arms, topology)
+    setting = Setting(
+        configuration, facts, questions, PageCache(page_cache), recorded_profile(STATE_DIRECTORY)
+    )
+    contest = _contest(setting, arms, topology)
     if dry_run:
         _show_contest(contest, as_json=as_json)
         return 0

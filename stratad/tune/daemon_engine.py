@@ -21,6 +21,7 @@ from typing import Any
 from planner import plan_to_json
 from stratad.config import (
     Configuration,
+    GpuSection,
     MetricsSection,
     ModelSection,
     PlacementSection,
@@ -29,6 +30,7 @@ from stratad.config import (
 )
 from stratad.config.writing import configuration_text
 from stratad.errors import DaemonError, one_line
+from stratad.expert_profile import FILE_NAME
 from stratad.model import ModelFacts
 from stratad.runtime_directory import read_running
 from stratad.tune.arms import PlannedArm
@@ -56,12 +58,16 @@ class PageCache(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What all trials have in common: the configuration, the model's files, the questions and the cache's state."""
+    """What all trials have in common: the configuration, the model's files, the questions and the caches' states.
+
+    `expert_profile` is what every start fills a GPU's cache by, as the service has recorded it; None without one.
+    """
 
     configuration: Configuration
     model: ModelFacts
     questions: Questions
     page_cache: PageCache
+    expert_profile: bytes | None = None
 
 
 class DaemonEngine:
@@ -77,7 +83,7 @@ class DaemonEngine:
         with tempfile.TemporaryDirectory(prefix="stratad-tune-") as name:
             folder = Path(name)
             try:
-                with _daemon(folder, self._arms[arm], self._setting.configuration) as child:
+                with started_daemon(folder, self._arms[arm], self._setting) as child:
                     endpoint = child.wait_until_ready()
                     return _measured(endpoint, self._setting)
             except (DaemonError, OSError) as error:
@@ -89,7 +95,7 @@ def trial_configuration(configuration: Configuration, arm: PlannedArm, folder: P
     """Give the child's settings: the user's, but for the arm's policy, its own address, and nothing that changes it.
 
     The plan itself goes in by STRATAD_PLAN, as `stratactl apply` would have left it. Pages that do not lie where the
-    arm wants them fail the trial instead of making it another arm's.
+    arm wants them, and a GPU that fails, fail the trial instead of making it another arm's.
     """
     placement: PlacementSection = replace(
         configuration.placement, policy=arm.plan.policy.value, workers=None, fallback="fail"
@@ -104,7 +110,8 @@ def trial_configuration(configuration: Configuration, arm: PlannedArm, folder: P
     # Prompts saved by one start would be the next one's answer out of memory.
     model: ModelSection = replace(configuration.model, save_slots=False)
     metrics: MetricsSection = replace(configuration.metrics, placement_check_seconds=0.0)
-    return replace(configuration, model=model, placement=placement, server=server, metrics=metrics)
+    gpu: GpuSection = replace(configuration.gpu, on_failure="exit")
+    return replace(configuration, model=model, placement=placement, gpu=gpu, server=server, metrics=metrics)
 
 
 def prepare_page_cache(paths: tuple[Path, ...], state: PageCache) -> None:
@@ -116,6 +123,14 @@ def prepare_page_cache(paths: tuple[Path, ...], state: PageCache) -> None:
             else:
                 while file.read(_READ_BYTES):
                     pass
+
+
+def recorded_profile(state_directory: Path) -> bytes | None:
+    """Give the expert profile that the service has recorded; None without one, or where this user may not read it."""
+    try:
+        return (state_directory / FILE_NAME).read_bytes()
+    except OSError:
+        return None
 
 
 class _Child:
@@ -143,17 +158,18 @@ class _Child:
 
 
 @contextlib.contextmanager
-def _daemon(folder: Path, arm: PlannedArm, configuration: Configuration) -> Iterator[_Child]:
-    """The arm's daemon; it is gone at the end, whatever happens."""
+def started_daemon(folder: Path, arm: PlannedArm, setting: Setting) -> Iterator[_Child]:
+    """The arm's daemon; it is gone at the end, whatever happens, and has written into `folder` only."""
     plan_path, notify_path, config_path = folder / "plan.json", folder / "notify", folder / "stratad.toml"
     plan_path.write_text(plan_to_json(arm.plan), encoding="utf-8")
-    settings = trial_configuration(configuration, arm, folder)
+    settings = trial_configuration(setting.configuration, arm, folder)
     config_path.write_text(configuration_text(settings), encoding="utf-8")
+    state = _state_directory(folder, setting.expert_profile)
     # What systemd gave this process, if it did, is not the child's.
-    silenced = dict.fromkeys(
-        ("RUNTIME_DIRECTORY", "STATE_DIRECTORY", "CREDENTIALS_DIRECTORY", "WATCHDOG_USEC"), ""
+    silenced = dict.fromkeys(("RUNTIME_DIRECTORY", "CREDENTIALS_DIRECTORY", "WATCHDOG_USEC"), "")
+    environment = child_environment(
+        NOTIFY_SOCKET=str(notify_path), STRATAD_PLAN=str(plan_path), STATE_DIRECTORY=str(state), **silenced
     )
-    environment = child_environment(NOTIFY_SOCKET=str(notify_path), STRATAD_PLAN=str(plan_path), **silenced)
     command = [sys.executable, "-m", "stratad.tune.child", str(os.getpid()), "--config", str(config_path)]
     with (
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifications,
@@ -176,6 +192,15 @@ def _daemon(folder: Path, arm: PlannedArm, configuration: Configuration) -> Iter
         finally:
             if process is not None:
                 _end(process)
+
+
+def _state_directory(folder: Path, expert_profile: bytes | None) -> Path:
+    """A start's own: it saves the profile when it ends, which must change neither the next start nor the service."""
+    state = folder / "state"
+    state.mkdir()
+    if expert_profile is not None:
+        (state / FILE_NAME).write_bytes(expert_profile)
+    return state
 
 
 @contextlib.contextmanager

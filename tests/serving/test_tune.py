@@ -24,12 +24,22 @@ pytest.importorskip("stratad._native", reason="the native module is not built")
 from stratad.cli.tune import Contest, _contest
 from stratad.config import load_configuration
 from stratad.errors import DaemonError
+from stratad.expert_profile import FILE_NAME
 from stratad.facts import machine_facts
 from stratad.model import read_model_facts
 from stratad.tune import ArmFailed
-from stratad.tune.daemon_engine import DaemonEngine, PageCache, Setting, signals_deferred
+from stratad.tune.client import ask
+from stratad.tune.daemon_engine import (
+    DaemonEngine,
+    PageCache,
+    Setting,
+    recorded_profile,
+    signals_deferred,
+    started_daemon,
+)
 from stratad.tune.prompts import Questions
 from stratad.tune.service_pause import service_paused
+from tests.support import standin
 from tests.support.gguf_models import write_model
 
 LIMIT_SECONDS = 300.0
@@ -142,6 +152,39 @@ def test_an_arm_that_cannot_start_fails_with_the_daemons_own_words(contest: Cont
     with pytest.raises(ArmFailed, match="another machine"):
         DaemonEngine(contest.setting, (other,)).try_arm(other.name)
     assert children_of(os.getpid()) == []
+
+
+def test_a_start_fills_a_gpus_cache_by_the_recorded_profile_and_saves_its_own_in_its_folder(
+    contest: Contest, tmp_path: Path
+) -> None:
+    configuration = contest.setting.configuration
+    gpu = replace(
+        configuration.gpu,
+        mode="on",
+        backend_path=standin.module_path(),
+        devices=("STANDIN0",),
+        vram_reserve_bytes=0,
+        cache=1 << 20,
+        prefill_threshold=64,
+    )
+    state = tmp_path / "service"
+    state.mkdir()
+    assert recorded_profile(state) is None
+    recorded = b'{"format": 0}'
+    (state / FILE_NAME).write_bytes(recorded)
+    setting = replace(
+        contest.setting, configuration=replace(configuration, gpu=gpu), expert_profile=recorded_profile(state)
+    )
+    arm = _contest(setting, ARMS, machine_facts()).arms[0]
+    folder = tmp_path / "start"
+    folder.mkdir()
+    with started_daemon(folder, arm, setting) as child:
+        endpoint = child.wait_until_ready()
+        reasons = {reason["code"]: reason for reason in ask(endpoint, "/status")["reasons"]}
+        assert "it has format 0" in reasons["expert-profile-ignored"]["message"]
+        ask(endpoint, "/v1/completions", {"prompt": SHORT.prompts[0], "max_tokens": 8, "temperature": 0})
+    assert json.loads((folder / "state" / FILE_NAME).read_text())["scores"]
+    assert (state / FILE_NAME).read_bytes() == recorded
 
 
 def test_prompts_that_do_not_fit_fail_with_the_servers_words(contest: Contest) -> None:

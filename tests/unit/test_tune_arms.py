@@ -131,14 +131,16 @@ def test_a_trial_differs_from_the_users_settings_in_policy_and_address_only(tmp_
     server = ServerSection(host="0.0.0.0", api_keys_file=tmp_path / "keys", state_directory=tmp_path)
     mine = Configuration(model=model, server=server)
     mine = replace(mine, placement=replace(mine.placement, spin_microseconds=99, workers=5, policy="split"))
+    mine = replace(mine, gpu=replace(mine.gpu, vram_reserve_bytes=5, on_failure="cpu"))
     arm = plan_arm(TWO, REQUEST, Arm(Policy.INTERLEAVE))
     assert isinstance(arm, PlannedArm)
     trial = trial_configuration(mine, arm, tmp_path)
     # A prompt that one start saves would be the next one's answer out of memory.
     assert trial.model == replace(mine.model, save_slots=False)
     assert (trial.placement.policy, trial.placement.workers) == ("interleave", None)
-    # Another placement than the arm's would measure another arm.
+    # Another placement than the arm's would measure another arm, and so would a GPU's work done by the CPUs.
     assert trial.placement.fallback == "fail"
+    assert trial.gpu == replace(mine.gpu, on_failure="exit")
     assert trial.placement.spin_microseconds == 99
     assert (trial.server.port, trial.server.host) == (0, "127.0.0.1")
     assert trial.server.runtime_directory == tmp_path / "run"
