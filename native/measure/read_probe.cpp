@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <new>
 #include <optional>
 #include <span>
 #include <stdexcept>
@@ -55,8 +54,9 @@ class Activations {
     const std::optional<InstructionSet> set = best_set();
     kernel_ = set ? find_row_kernel(GGML_TYPE_Q4_K, *set) : nullptr;
     const auto* traits = ggml_get_type_traits_cpu(GGML_TYPE_Q4_K);
-    memory_.resize(kernel_ != nullptr ? kernel_->activation_bytes(kProbeColumns)
-                                      : ggml_row_size(traits->vec_dot_type, kProbeColumns));
+    const size_t bytes = kernel_ != nullptr ? kernel_->activation_bytes(kProbeColumns)
+                                            : ggml_row_size(traits->vec_dot_type, kProbeColumns);
+    memory_.resize((bytes + sizeof(CacheLine) - 1) / sizeof(CacheLine));
     if (kernel_ != nullptr)
       kernel_->quantise(values.data(), kProbeColumns, memory_.data());
     else
@@ -87,18 +87,12 @@ class Activations {
   }
 
  private:
-  template <class T>
-  struct Aligned {
-    using value_type = T;
-    T* allocate(size_t count) {
-      return static_cast<T*>(::operator new(count * sizeof(T), std::align_val_t{64}));
-    }
-    void deallocate(T* memory, size_t) noexcept { ::operator delete(memory, std::align_val_t{64}); }
-    bool operator==(const Aligned&) const noexcept { return true; }
+  struct alignas(64) CacheLine {
+    std::byte bytes[64];
   };
 
   const RowKernel* kernel_ = nullptr;
-  std::vector<char, Aligned<char>> memory_;
+  std::vector<CacheLine> memory_;
 };
 
 }  // namespace
