@@ -16,9 +16,13 @@ _PATTERNS = {
     Pattern.EXPERTS: _native.ReadPattern.EXPERTS,
     Pattern.PRODUCTS: _native.ReadPattern.PRODUCTS,
 }
+# The pool's usual one; readers do not wait for each other.
+_READ_SPIN_SECONDS = 50e-6
 _SAMPLED_PAGES = 4096
 # Meetings have nothing but phases: enough of them that handing out the job does not count.
 _MEETING_PHASES = 32
+# The CPUs of each slice's workers.
+_Slices = tuple[tuple[int, ...], ...]
 
 
 class MeasuringError(StratadError):
@@ -38,9 +42,9 @@ class NativeProbe:
         self._nodes = {node.node_id: node for node in nodes}
         self._may_place = not _native.probe_memory_policy()
         self._arenas: dict[tuple[int, ...], _native.Arena] = {}
-        # A case keeps its workers: they sleep between samples.
         self._reads: dict[ReadCase, _native.ReadProbe] = {}
-        self._pools: dict[LayerCase, _native.Pool] = {}
+        # Workers stay and sleep between samples; cases with the same ones share them.
+        self._pools: dict[tuple[_Slices, float], _native.Pool] = {}
 
     def place(self, node_ids: tuple[int, ...], size_bytes: int) -> PlacedMemory:
         """Places a block and says how much of it lies where it should."""
@@ -49,7 +53,7 @@ class NativeProbe:
         cpu_ids = cpu_ids or [cpu_id for node in self._nodes.values() for cpu_id in node.cpu_ids]
         home = list(node_ids) if self._may_place and len(self._nodes) > 1 else []
         try:
-            pool = _start_pool((tuple(cpu_ids),), home)
+            pool = _start_pool((tuple(cpu_ids),), home, _READ_SPIN_SECONDS)
             arena = _native.place_probe_memory(size_bytes, pool)
         except OSError as error:
             raise MeasuringError(
@@ -68,7 +72,7 @@ class NativeProbe:
     def read(self, case: ReadCase, seconds: float) -> float:
         """Bytes a second of all readers together."""
         if case not in self._reads:
-            pool = _start_pool(tuple(reader.cpu_ids for reader in case.readers), [])
+            pool = self._pool(tuple(reader.cpu_ids for reader in case.readers), _READ_SPIN_SECONDS)
             parts = [self._arenas[reader.memory_node_ids] for reader in case.readers]
             self._reads[case] = _native.ReadProbe(parts, pool, _PATTERNS[case.pattern])
         size_bytes, elapsed_seconds = self._reads[case].sample(seconds)
@@ -76,13 +80,12 @@ class NativeProbe:
 
     def layers(self, case: LayerCase, layer_count: int, limit_seconds: float) -> Sequence[float]:
         """Seconds of each layer beyond its work; of meetings, of each phase."""
-        if case not in self._pools:
-            self._pools[case] = _start_pool(case.slices, [], case.spin_seconds)
+        pool = self._pool(case.slices, case.spin_seconds)
         # The workers of the case before may still be awake, on the same CPUs.
         time.sleep(2 * LONG_SPIN_SECONDS)
         if case.meets:
             found = _native.measure_layers(
-                self._pools[case],
+                pool,
                 layer_count=layer_count,
                 limit_seconds=limit_seconds,
                 phase_count=_MEETING_PHASES,
@@ -90,7 +93,7 @@ class NativeProbe:
             )
             return [float(seconds) / _MEETING_PHASES for seconds in found]
         found = _native.measure_layers(
-            self._pools[case],
+            pool,
             layer_count=layer_count,
             limit_seconds=limit_seconds,
             task_seconds=TASK_SECONDS,
@@ -98,10 +101,14 @@ class NativeProbe:
         )
         return [float(seconds) for seconds in found]
 
+    def _pool(self, slices: _Slices, spin_seconds: float) -> _native.Pool:
+        key = (slices, spin_seconds)
+        if key not in self._pools:
+            self._pools[key] = _start_pool(slices, [], spin_seconds)
+        return self._pools[key]
 
-def _start_pool(
-    slices: tuple[tuple[int, ...], ...], node_ids: list[int], spin_seconds: float = 50e-6
-) -> _native.Pool:
+
+def _start_pool(slices: _Slices, node_ids: list[int], spin_seconds: float) -> _native.Pool:
     seats = [_native.SliceSeat(node_ids) for _ in slices]
     workers = [
         _native.WorkerSeat(cpu_id, index) for index, cpu_ids in enumerate(slices) for cpu_id in cpu_ids
