@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
 from planner import CostConstants
-from planner.calibration import LayerCosts
+from planner.calibration import LEAST_LOCAL_RATIO, LayerCosts
 from stratad.bench.cases import Pattern, Purpose, ReadCase, Team
 from stratad.bench.results import (
     RATE_VARIATION_LIMIT,
@@ -17,10 +17,8 @@ from stratad.bench.results import (
     ReadResult,
 )
 
-# Placement below this is not the case that was meant (DESIGN: the placement gate).
-_LEAST_LOCAL_RATIO = 0.95
 # Below four times the last cache, part of what is read again comes from it.
-CACHE_MULTIPLE = 4
+_LEAST_CACHE_MULTIPLE = 4
 
 
 def conclude(measured: Measurements, cache_bytes: int | None) -> Conclusions:
@@ -31,7 +29,7 @@ def conclude(measured: Measurements, cache_bytes: int | None) -> Conclusions:
         cache_bytes: Last-level cache that one node's cores share; None when unknown.
     """
     findings = [*_placement_findings(measured.memories), *_cache_findings(measured.memories, cache_bytes)]
-    misplaced = {memory.node_ids for memory in measured.memories if memory.local_ratio < _LEAST_LOCAL_RATIO}
+    misplaced = {memory.node_ids for memory in measured.memories if memory.local_ratio < LEAST_LOCAL_RATIO}
     reads = [result for result in measured.reads if not _reads_from(result.case, misplaced)]
     unsteady = [result for result in reads if not result.is_steady]
     findings += [_varied(result) for result in unsteady]
@@ -132,16 +130,16 @@ def _placement_findings(memories: Iterable[PlacedMemory]) -> list[str]:
         f"of the memory for node {', '.join(map(str, memory.node_ids))} only {memory.local_ratio:.0%} lies there: "
         "what was read from it is left out"
         for memory in memories
-        if memory.local_ratio < _LEAST_LOCAL_RATIO
+        if memory.local_ratio < LEAST_LOCAL_RATIO
     ]
 
 
 def _cache_findings(memories: Iterable[PlacedMemory], cache_bytes: int | None) -> list[str]:
     smallest = min((memory.size_bytes for memory in memories), default=0)
-    if cache_bytes is None or smallest >= CACHE_MULTIPLE * cache_bytes:
+    if cache_bytes is None or smallest >= _LEAST_CACHE_MULTIPLE * cache_bytes:
         return []
     return [
-        f"the memory read, {smallest / 2**20:.0f} MiB, is less than {CACHE_MULTIPLE} times the last cache "
+        f"the memory read, {smallest / 2**20:.0f} MiB, is less than {_LEAST_CACHE_MULTIPLE} times the last cache "
         f"({cache_bytes / 2**20:.0f} MiB): rates are partly the cache's; give more with --bytes"
     ]
 

@@ -43,10 +43,10 @@ class BenchmarkRefused(StratadError):
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a run may take: seconds of measuring, and bytes on each node (None: by the caches)."""
+    """What a run may take: seconds of measuring, and bytes on each node (`block_bytes`)."""
 
     seconds: float
-    node_bytes: int | None = None
+    node_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +87,13 @@ def measure(programme: Programme, instruments: Instruments, bounds: Bounds, repo
     Args:
         programme: The cases.
         instruments: The machine and its clock.
-        bounds: Seconds and bytes; `node_bytes` must be set.
+        bounds: Seconds and bytes.
         report: Hears of every step.
 
     Raises:
         BenchmarkRefused: The machine is too slow for the seconds allowed.
         StratadError: The probe's own refusals.
     """
-    assert bounds.node_bytes is not None, "block_bytes decides"
     memories = []
     for index, node_ids in enumerate(programme.memories):
         report(f"placing memory on node {', '.join(map(str, node_ids))}", index / len(programme.memories))
@@ -105,7 +104,7 @@ def measure(programme: Programme, instruments: Instruments, bounds: Bounds, repo
         memories=tuple(memories),
         reads=tuple(ReadResult(case, Spread.of(rates)) for case, rates in samples.reads.items()),
         layers=tuple(LayerResult(case, Spread.of(costs)) for case, costs in samples.layers.items()),
-        copies=_copy_results(programme, instruments, samples.sample_seconds),
+        copies=_copy_results(programme, instruments, samples.sample_seconds, report),
         round_count=round_count,
     )
 
@@ -163,16 +162,22 @@ class _Samples:
         self._report(f"{name}: {case_name}", min(1.0, elapsed / self._bounds.seconds))
 
 
-def _copy_results(programme: Programme, instruments: Instruments, seconds: float) -> tuple[CopyResult, ...]:
+def _copy_results(
+    programme: Programme, instruments: Instruments, seconds: float, report: Report
+) -> tuple[CopyResult, ...]:
     """Every device from every node, alone and while all workers multiply: isolated numbers mislead."""
     everything = [case for case in programme.reads if case.pattern is Pattern.PRODUCTS]
     busiest = max(everything, key=lambda case: case.worker_count, default=None)
     if busiest is None:
         return ()
     copies, rounds = instruments.copies, range(LEAST_ROUNDS)
-    results = []
+    results: list[CopyResult] = []
     for device in copies.devices:
         for node in programme.nodes:
+            report(
+                f"copying from node {node.node_id} to {device}",
+                len(results) / (len(copies.devices) * len(programme.nodes)),
+            )
             copy = partial(copies.copy, device, node.node_id, seconds)
             alone = [copy() for _ in rounds]
             pairs = [_together(copy, partial(instruments.probe.read, busiest, seconds)) for _ in rounds]

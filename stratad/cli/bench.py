@@ -43,7 +43,7 @@ DEFAULT_SECONDS = 30.0
     type=click.FloatRange(min=1, max=3600),
     default=DEFAULT_SECONDS,
     show_default=True,
-    help="Time to measure for; placing memory comes on top.",
+    help="Time to measure for; placing memory and copying to GPUs come on top.",
 )
 @click.option(
     "--bytes",

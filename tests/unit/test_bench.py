@@ -234,6 +234,15 @@ def test_copies_are_timed_alone_and_while_the_pool_reads() -> None:
     assert "copies    no GPU in use" in "\n".join(report_lines(without, conclude(without, None)))
 
 
+def test_every_step_is_told_before_it_is_taken() -> None:
+    machine, told = OneDevice(), list[str]()
+    instruments = Instruments(machine, machine, machine.clock)
+    measure(ONE, instruments, Bounds(10, GIB), lambda what, fraction: told.append(what))
+    assert told[0] == "placing memory on node 0"
+    assert f"round 1: {ONE.reads[0].name}" in told
+    assert told[-1] == "copying from node 0 to GPU 0"
+
+
 def node_with_free(free_bytes: int | None) -> Programme:
     return replace(TWO, nodes=tuple(replace(node, free_bytes=free_bytes) for node in TWO.nodes))
 
