@@ -16,7 +16,7 @@ from stratad.version import stratad_version
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
-    """What a measurement holds for. The planner ignores one of another machine or kernel.
+    """What a measurement holds for. The planner ignores one of another machine, and a benchmark of another kernel.
 
     `measured_at` is a UTC time as ISO 8601 writes it.
     """
