@@ -40,7 +40,7 @@ def test_bench_refuses_a_busy_machine_with_numbers_and_writes_nothing(
 
 
 def test_bench_measures_this_machine_and_keeps_it_for_the_planner(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A shared machine may be too unsteady to conclude anything; then nothing is kept, and that is said."""
     output = tmp_path / "bench.json"
@@ -92,15 +92,13 @@ def test_more_memory_than_a_share_of_what_is_free_is_refused(
     assert "give --bytes" in capsys.readouterr().err
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two arms need two CPUs")
 def test_tune_shows_its_arms_and_order_without_starting_any(
     configuration: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["tune", "--config", str(configuration), "--arms", "off:1,off:2", "--dry-run", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["first_block"] in (
-        ["off:1", "off:2", "off:2", "off:1"],
-        ["off:1", "off:1"],
-    )
+    assert document["first_block"] == ["off:1", "off:2", "off:2", "off:1"]
 
 
 @pytest.mark.parametrize(
