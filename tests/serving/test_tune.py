@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import mmap
 import os
 import signal
 import subprocess
@@ -33,6 +35,7 @@ from stratad.tune.daemon_engine import (
     DaemonEngine,
     PageCache,
     Setting,
+    prepare_page_cache,
     recorded_profile,
     signals_deferred,
     started_daemon,
@@ -143,6 +146,8 @@ def test_every_trial_is_a_start_of_its_own_and_leaves_nothing(
     assert first.answer_digest == second.answer_digest
     assert first.decode_tokens_per_second > 0
     assert first.prompt_tokens_per_second > 0
+    # The first token of an answer is no step, and the warm-up's sixteen tokens are not counted.
+    assert 0 < (first.decode_steps or 0) <= len(SHORT.prompts) * (SHORT.answer_tokens - 1)
     assert children_of(os.getpid()) == []
     assert list(tmp_path.iterdir()) == []
 
@@ -185,6 +190,35 @@ def test_a_start_fills_a_gpus_cache_by_the_recorded_profile_and_saves_its_own_in
         ask(endpoint, "/v1/completions", {"prompt": SHORT.prompts[0], "max_tokens": 8, "temperature": 0})
     assert json.loads((folder / "state" / FILE_NAME).read_text())["scores"]
     assert (state / FILE_NAME).read_bytes() == recorded
+
+
+@pytest.mark.parametrize("state", list(PageCache))
+def test_before_a_start_the_files_cache_is_in_the_state_asked_for(tmp_path: Path, state: PageCache) -> None:
+    kind = subprocess.run(
+        ["stat", "-f", "-c", "%T", str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    if kind.stdout.strip() in {"tmpfs", "ramfs"}:
+        pytest.skip("temporary files lie in memory here, whatever is dropped")
+    path = tmp_path / "model"
+    with path.open("wb") as file:
+        file.write(bytes(4 << 20))
+        file.flush()
+        os.fsync(file.fileno())
+    other = PageCache.DROP if state is PageCache.WARM else PageCache.WARM
+    for wanted in (other, state):
+        prepare_page_cache((path,), wanted)
+        assert cached_share(path) == (1.0 if wanted is PageCache.WARM else 0.0)
+
+
+def cached_share(path: Path) -> float:
+    """The part of a file's pages that lie in the page cache. Source: mincore(2)."""
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapping:
+        pages = (ctypes.c_ubyte * (len(mapping) // mmap.PAGESIZE))()
+        start = ctypes.c_char.from_buffer(mapping)
+        size = ctypes.c_size_t(len(mapping))
+        assert ctypes.CDLL(None).mincore(ctypes.byref(start), size, pages) == 0
+        del start
+        return sum(page & 1 for page in pages) / len(pages)
 
 
 def test_prompts_that_do_not_fit_fail_with_the_servers_words(contest: Contest) -> None:
