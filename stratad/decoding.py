@@ -111,9 +111,9 @@ class DecodeLoop:
 
     def _seat(self, assignment: Assignment) -> None:
         """Puts a request into the slot that suits it best, with the beginning of its prompt that is there."""
-        slot = self._seating.seat(assignment)
+        slot, match = self._seating.seat(assignment)
         try:
-            cached_tokens = assignment.generation.cached_tokens = self._seating.fill(slot)
+            cached_tokens = assignment.generation.cached_tokens = self._seating.fill(slot, match)
         # Any exception out of the native module ends this request, not the daemon.
         except Exception as error:
             self._fail(slot, error)

@@ -107,7 +107,7 @@ class PromptCache:
             return None
         kept = as_tokens(tokens)
         others = [entry for entry in self.entries if entry is not spared]
-        for entry in [entry for entry in others if _replaces(kept, shape.first_cut, entry)]:
+        for entry in [entry for entry in others if gives_all(kept, shape.first_cut, entry.tokens)]:
             others.remove(entry)
             self.drop(entry)
         others.sort(key=lambda entry: entry.last_use)
@@ -145,12 +145,11 @@ def shared_length(one: npt.NDArray[np.int32], other: npt.NDArray[np.int32]) -> i
     return first if length and differs[first] else length
 
 
+def gives_all(tokens: npt.NDArray[np.int32], first_cut: int, other: npt.NDArray[np.int32]) -> bool:
+    """Whether memory with `tokens`, which can be cut from `first_cut` on, gives all that memory with `other` does."""
+    return first_cut <= len(other) and shared_length(tokens, other) == len(other)
+
+
 def whole_pages(size_bytes: int) -> int:
     """The bytes of the pages that this many bytes need."""
     return -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
-
-
-def _replaces(tokens: npt.NDArray[np.int32], first_cut: int, entry: SavedPrompt) -> bool:
-    """Whether memory with these tokens gives all that the entry does."""
-    length = len(entry.tokens)
-    return first_cut <= length <= len(tokens) and shared_length(tokens, entry.tokens) == length

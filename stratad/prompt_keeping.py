@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stratad import journal
-from stratad.prompt_cache import SavedPrompt, as_tokens, shared_length, whole_pages
+from stratad.prompt_cache import SavedPrompt, as_tokens, gives_all, whole_pages
 from stratad.runner import ModelRunner, StateShape
 from stratad.saved_prompts import (
     BinaryPrompt,
@@ -75,7 +75,7 @@ def _prompts_by_use(seating: Seating, runner: ModelRunner) -> list[StoredPrompt]
     entries = sorted(seating.cache.entries, key=lambda entry: -entry.last_use)
     found = [_of_slot(slot, runner) for slot in slots if slot.held_tokens]
     for entry in entries:
-        if not any(_gives_all(prompt, entry.tokens) for prompt in found):
+        if not any(gives_all(prompt.tokens, prompt.record.first_cut, entry.tokens) for prompt in found):
             found.append(_of_entry(entry))
     return found
 
@@ -94,11 +94,6 @@ def _of_entry(entry: SavedPrompt) -> StoredPrompt:
     return StoredPrompt(
         PromptRecord(len(entry.tokens), entry.state_bytes, entry.first_cut), entry.tokens, copy_state
     )
-
-
-def _gives_all(prompt: StoredPrompt, tokens: npt.NDArray[np.int32]) -> bool:
-    length = len(tokens)
-    return prompt.record.first_cut <= length and shared_length(prompt.tokens, tokens) == length
 
 
 def _require_fit(record: PromptRecord, runner: ModelRunner) -> None:

@@ -144,22 +144,29 @@ class BinaryPrompt:
 def _within(place: SavedPromptsPlace, prompts: Sequence[StoredPrompt]) -> list[StoredPrompt]:
     """Those of the prompts that the limit allows, the last used preferred, and the longest unused first."""
     kept: list[StoredPrompt] = []
+    size_bytes = len(_header(place.fingerprint, []))
     for prompt in prompts:
-        candidate = [prompt.record, *(one.record for one in kept)]
-        size_bytes = len(_header(place.fingerprint, candidate)) + sum(one.file_bytes for one in candidate)
-        if size_bytes <= place.limit_bytes:
-            kept.insert(0, prompt)
-    return kept
+        # Its place in the header's list, with the comma after the first, and its own part of the file.
+        added_bytes = len(_json(asdict(prompt.record))) + bool(kept) + prompt.record.file_bytes
+        if size_bytes + added_bytes <= place.limit_bytes:
+            kept.append(prompt)
+            size_bytes += added_bytes
+    return kept[::-1]
 
 
 def _header(fingerprint: str, records: Sequence[PromptRecord]) -> bytes:
-    document = {
-        "version": _VERSION,
-        "fingerprint": fingerprint,
-        "prompts": [asdict(record) for record in records],
-    }
-    content = json.dumps(document, separators=(",", ":")).encode()
+    content = _json(
+        {
+            "version": _VERSION,
+            "fingerprint": fingerprint,
+            "prompts": [asdict(record) for record in records],
+        }
+    )
     return _MAGIC + _FRONT.pack(len(content), zlib.crc32(content)) + content
+
+
+def _json(document: dict[str, object]) -> bytes:
+    return json.dumps(document, separators=(",", ":")).encode()
 
 
 def _opened(descriptor: int) -> BinaryIO:

@@ -7,7 +7,6 @@ them out and back. Both rates are measured as the daemon runs. Everything here b
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stratad import journal
@@ -17,6 +16,9 @@ from stratad.slots import Assignment, Slot, longest_unused_slot, suitable_slot
 
 # Until a copy was measured: 1 GB/s, which any machine with memory for a model copies.
 _COPY_SECONDS_PER_BYTE = 1e-9
+
+# The cache's best entry for a prompt, and how many tokens of it that spares.
+Match = tuple[SavedPrompt, int]
 
 
 @dataclass(slots=True)
@@ -58,33 +60,34 @@ class Seating:
         self._lookups = self._restores = self._restored_tokens = self._saves = 0
         self.rates = MeasuredRates()
 
-    def seat(self, assignment: Assignment) -> Slot:
-        """Puts a request into the slot that suits it best and tells which; there must be a free one.
+    def seat(self, assignment: Assignment) -> tuple[Slot, Match | None]:
+        """Puts a request into the slot that suits it best; there must be a free one. Gives it and the cache's match.
 
-        Its memory is as it was: `fill` comes next, and may fail.
+        The slot's memory is as it was: `fill` comes next, and may fail.
         """
         prompt = assignment.generation.prompt
         slot = suitable_slot(self.slots, prompt, self._runner)
         assert slot is not None
-        if self._paying_entry(prompt, slot.reusable_tokens(prompt, self._runner)) is not None:
+        match = self.cache.best(prompt)
+        if self._pays(match, slot.reusable_tokens(prompt, self._runner)):
             # What the suitable slot holds can stay there.
             slot = longest_unused_slot(self.slots) or slot
         slot.assignment, slot.last_use, slot.is_suspect = assignment, self.next_use(), False
-        return slot
+        return slot, match
 
     def next_use(self) -> int:
         """A `last_use` for a slot, larger than all before."""
         self._use_count += 1
         return self._use_count
 
-    def fill(self, slot: Slot) -> int:
+    def fill(self, slot: Slot, match: Match | None) -> int:
         """Leaves the beginning of its request's prompt in a slot, as much as there is, and gives its length.
 
         Raises whatever the native module does; what the slot holds is unknown then.
         """
         prompt = slot.generation.prompt
         kept = slot.reusable_tokens(prompt, self._runner)
-        match = self._paying_entry(prompt, kept)
+        match = match if self._pays(match, kept) else None
         self._lookups += self.cache.limit_bytes > 0
         if 2 * kept < len(slot.held_tokens) or match is not None:
             self._keep(slot, spared=match[0] if match else None)
@@ -107,12 +110,9 @@ class Seating:
             copy_seconds=self.rates.copy_seconds,
         )
 
-    def _paying_entry(self, prompt: Sequence[int], kept: int) -> tuple[SavedPrompt, int] | None:
-        """The cache's entry for a prompt and how much of it, when copying that beats computing what `kept` lacks."""
-        match = self.cache.best(prompt)
-        if match is None or not self.rates.pays(match[1] - kept, match[0].state_bytes):
-            return None
-        return match
+    def _pays(self, match: Match | None, kept: int) -> bool:
+        """Whether there is a match, and copying it beats computing what `kept` tokens lack of it."""
+        return match is not None and self.rates.pays(match[1] - kept, match[0].state_bytes)
 
     def _keep(self, slot: Slot, spared: SavedPrompt | None) -> None:
         """Saves what a slot holds before it is lost, unless the cache has it or copying does not pay.

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from planner.quantity import format_bytes
 from stratad.cli.watch_look import Difference, Look, Progress, ratio
 
 # A part of what the daemon says, as JSON values.
@@ -295,13 +296,7 @@ def _percent(share: float | None, gap: str = " ") -> str:
 
 
 def _bytes(size: float | None) -> str:
-    if size is None:
-        return "-"
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
+    return "-" if size is None else format_bytes(round(size))
 
 
 def _duration(seconds: float) -> str:

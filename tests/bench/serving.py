@@ -45,6 +45,7 @@ from stratad.starting_plan import decide_plan
 from tests.bench.__main__ import raise_priority
 from tests.bench.bars import Measured, Verdict, measured, table
 from tests.bench.end_to_end import warm_memory
+from tests.bench.native_programs import cpu_count
 from tests.bench.synthetic_model import END_TOKEN, BenchShape, cached_model
 
 PROMPT_TOKENS = 32
@@ -283,7 +284,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="tests.bench.serving", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--streams", type=int, nargs="+", default=[4, 8])
-    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--workers", type=int, default=cpu_count())
     parser.add_argument("--tokens", type=int, default=24, help="tokens of each stream that count")
     parser.add_argument("--type", default="Q4_K_M", help="weights of the synthetic model")
     parser.add_argument("--vocabulary", type=int, default=512, help="its tokens; sampling looks at each")

@@ -114,8 +114,8 @@ class Client:
         finally:
             await _close(writer)
         status = int(line.split()[1]) if line else 0
-        # 0: closed without a word, as for what is not HTTP at all.
-        is_refused = status == 0 or 400 <= status < 500
+        # 0: closed without a word, which even what is not HTTP at all does not get.
+        is_refused = 400 <= status < 500
         return {"outcome": "refused" if is_refused else "wrong", "status": status, "what": name}
 
     async def _read_stream(self, pause_seconds: float) -> dict[str, Any]:

@@ -42,6 +42,8 @@ request_timeout_seconds = 100.0
 # Resident memory after the warm-up may grow by this much. Measured: 2 MB in five minutes (7000 actions), 4 MB in 40 s,
 # for the allocators' free lists. A leak of some kilobytes for each action is more in five minutes.
 RSS_GROWTH_LIMIT_BYTES = 16 << 20
+# Most threads of asyncio's default executor: concurrent.futures' own rule.
+EXECUTOR_THREADS = min(32, (os.cpu_count() or 1) + 4)
 # Of all complete answers so many may part at a near tie.
 NEAR_TIE_LIMIT_RATIO = 0.1
 
@@ -224,8 +226,6 @@ def _judge_end(
         return
     wait_until(lambda: in_flight(daemon) == 0)
     wait_until(lambda: open_files(daemon) <= before[0])
-    report.files = before[0], open_files(daemon)
-    report.threads = before[1], thread_count(daemon)
     for answer, again in zip(answers, solo_answers(daemon.endpoint), strict=True):
         if answer.compare(again.text)[0].value == "wrong":
             report.problems.append(
@@ -233,6 +233,9 @@ def _judge_end(
             )
     report.files = before[0], open_files(daemon)
     report.threads = before[1], thread_count(daemon)
+    # asyncio keeps the threads of its executor, which starts one whenever none is idle.
+    if report.threads[1] > before[1] + EXECUTOR_THREADS:
+        report.problems.append(f"threads {report.threads[0]} -> {report.threads[1]}")
     _judge_memory(report)
 
 
