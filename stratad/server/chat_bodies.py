@@ -165,8 +165,9 @@ class ChatBody(SamplingBody):
             raise ValueError(f"no tool has the name {choice.function.name!r}")
         return choice
 
-    def chat_request(self, chat: Chat, grammar_of: GrammarOfSchema) -> ChatRequest:
-        """What the chat is asked. Raises HttpFailure for what this model or a grammar cannot do."""
+    def chat_request(self, chat: Chat) -> ChatRequest:
+        """What `chat` is asked. Raises HttpFailure for what this model or a grammar cannot do."""
+        grammar_of = chat.grammar_of_schema
         schema = self.response_format.enforceable_schema(grammar_of) if self.response_format else None
         self._require_one_grammar(schema)
         for index, tool in enumerate(self.tools or []):

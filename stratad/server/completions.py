@@ -98,7 +98,7 @@ class CompletionEndpoints:
 def _prepare(body: ChatBody, chat: Chat) -> PreparedChat:
     """The chat's prompt and plan. Raises HttpFailure where the template or a grammar refuses."""
     try:
-        return chat.prepare(body.chat_request(chat, chat.grammar_of_schema))
+        return chat.prepare(body.chat_request(chat))
     except ChatTemplateError as error:
         raise bad_request(str(error), code="chat_template_failed", parameter="messages") from error
 
