@@ -51,9 +51,7 @@ class CompletionEndpoints:
         body = parse_body(CompletionBody, raw, self._service.model_name)
         shape = CompletionShape(self._service.model_name)
         # A schema of a thousand properties takes seconds to convert.
-        generation = await asyncio.to_thread(
-            body.generation_request, self._service.chat.grammar_of_schema
-        )
+        generation = await asyncio.to_thread(body.generation_request, self._service.chat.grammar_of_schema)
         return await self._answer(request, body, generation, shape)
 
     async def embed(self, request: Request) -> Response:
