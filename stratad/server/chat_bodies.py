@@ -165,8 +165,9 @@ class ChatBody(SamplingBody):
             raise ValueError(f"no tool has the name {choice.function.name!r}")
         return choice
 
-    def chat_request(self, chat: Chat, grammar_of: GrammarOfSchema) -> ChatRequest:
-        """What the chat is asked. Raises HttpFailure for what this model or a grammar cannot do."""
+    def chat_request(self, chat: Chat) -> ChatRequest:
+        """What `chat` is asked. Raises HttpFailure for what this model or a grammar cannot do."""
+        grammar_of = chat.grammar_of_schema
         schema = self.response_format.enforceable_schema(grammar_of) if self.response_format else None
         self._require_one_grammar(schema)
         for index, tool in enumerate(self.tools or []):
@@ -214,14 +215,18 @@ class ChatBody(SamplingBody):
         """What the answer's grammar comes from."""
         if self.grammar is not None:
             return "grammar"
-        return "response_format" if self.response_format is not None else "tools"
+        return "tools" if self._offers_tools() else "response_format"
+
+    def _offers_tools(self) -> bool:
+        """Whether the model may call one."""
+        return bool(self.tools) and self._choice() != "none"
 
     def _require_one_grammar(self, schema: Mapping[str, object] | None) -> None:
         """An answer has one form: a schema, a grammar of the client's, or text with calls of tools."""
         forms = [
             name for name, is_given in (("response_format", schema), ("grammar", self.grammar)) if is_given
         ]
-        if self.tools and self._choice() != "none":
+        if self._offers_tools():
             forms.append("tools")
         if len(forms) > 1:
             raise bad_request(

@@ -50,7 +50,8 @@ class CompletionEndpoints:
         raw = await read_body(request, self._max_body_bytes)
         body = parse_body(CompletionBody, raw, self._service.model_name)
         shape = CompletionShape(self._service.model_name)
-        generation = body.generation_request(self._service.chat.grammar_of_schema)
+        # A schema of a thousand properties takes seconds to convert.
+        generation = await asyncio.to_thread(body.generation_request, self._service.chat.grammar_of_schema)
         return await self._answer(request, body, generation, shape)
 
     async def embed(self, request: Request) -> Response:
@@ -95,7 +96,7 @@ class CompletionEndpoints:
 def _prepare(body: ChatBody, chat: Chat) -> PreparedChat:
     """The chat's prompt and plan. Raises HttpFailure where the template or a grammar refuses."""
     try:
-        return chat.prepare(body.chat_request(chat, chat.grammar_of_schema))
+        return chat.prepare(body.chat_request(chat))
     except ChatTemplateError as error:
         raise bad_request(str(error), code="chat_template_failed", parameter="messages") from error
 

@@ -118,7 +118,7 @@ def _paths() -> Schema:
             "post": _operation(
                 "Always refused: the model is served for generation.",
                 _json(None),
-                errors=(*_ALWAYS, 400, 413, 503),
+                errors=(*_ALWAYS, 400, 413),
             )
         },
         "/tokenize": {

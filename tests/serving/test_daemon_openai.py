@@ -276,6 +276,22 @@ def test_a_schema_too_large_for_a_grammar_is_refused_and_named(client: openai.Op
     assert refused.value.param == "response_format"
 
 
+def test_a_tool_too_large_for_a_grammar_is_refused_and_named_also_beside_a_form_of_text(
+    client: openai.OpenAI,
+) -> None:
+    word = {"type": "object", "properties": {"word": {"type": "string", "pattern": "^[a-z]{2001}$"}}}
+    tool = {"type": "function", "function": {"name": "spell", "parameters": {**word, "required": ["word"]}}}
+    with pytest.raises(openai.BadRequestError, match="grammar cannot be used") as refused:
+        client.chat.completions.create(
+            messages=MESSAGES,
+            tools=[tool],
+            tool_choice="required",
+            response_format={"type": "text"},
+            **SAMPLING,
+        )
+    assert refused.value.param == "tools"
+
+
 def test_a_grammar_that_no_token_fits_ends_its_own_request_only(daemon: DaemonProcess) -> None:
     """Four in a row: as failures of the engine they would have ended the daemon."""
     for _ in range(4):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Event
 from urllib.parse import urlsplit
 
 import httpx
@@ -125,6 +126,38 @@ def test_a_slow_reader_does_not_hold_up_the_next_request() -> None:
         assert _ask(served, "quick").status_code == 200
         assert _finish_count(served, "stop") == 2
         assert sum(len(text) for text in slow.iter_text()) > 200 * 60_000
+
+
+@pytest.mark.parametrize(
+    ("path", "prompt"),
+    [
+        ("/v1/completions", {"prompt": "abcd"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "abcd"}]}),
+    ],
+)
+def test_a_schema_that_takes_long_to_convert_does_not_hold_up_others(
+    path: str, prompt: dict[str, object]
+) -> None:
+    schema = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object"}}}
+    with serve() as served, ThreadPoolExecutor() as pool:
+        asked, go_on = Event(), Event()
+        convert = served.service.chat.grammar_of_schema
+
+        def slow_conversion(given: Mapping[str, object]) -> str:
+            asked.set()
+            assert go_on.wait(LIMIT_SECONDS)
+            return convert(given)
+
+        served.service.chat.grammar_of_schema = slow_conversion  # type: ignore[method-assign]
+        body = {**prompt, "response_format": schema}
+        answer = pool.submit(httpx.post, served.url + path, json=body, timeout=LIMIT_SECONDS)
+        try:
+            assert asked.wait(LIMIT_SECONDS)
+            assert httpx.get(served.url + "/health").json() == {"status": "ready"}
+            assert not answer.done()
+        finally:
+            go_on.set()
+        assert answer.result().status_code == 200
 
 
 def test_a_request_past_its_deadline_is_504_and_so_is_one_that_waited_for_it() -> None:
