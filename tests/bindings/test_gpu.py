@@ -291,6 +291,16 @@ def test_without_memory_for_large_batches_the_pool_computes_them(model_path: Pat
     assert np.array_equal(context.logits(-1), reference[-1])
 
 
+def test_memory_for_large_batches_is_opened_anew_where_there_is_room_once(model_path: Path) -> None:
+    _, gpu = load_on_gpu(model_path)
+    before_bytes = standin.told("allocated_bytes")
+    assert gpu.open_memory(reserve_bytes=0, cache_bytes=0)[0].has_staging
+    # As a start does that measures first: one that kept both for a moment would need twice as much.
+    staging_bytes = standin.told("allocated_bytes") - before_bytes
+    standin.configure("memory_bytes", before_bytes + staging_bytes)
+    assert gpu.open_memory(reserve_bytes=0, cache_bytes=0)[0].has_staging
+
+
 @pytest.mark.parametrize("graph", [1, 2, 3, 4, 5, 6, 7, 8])
 @pytest.mark.parametrize(("how", "words"), [(1, "refused a computation"), (2, "device was lost")])
 def test_a_failing_device_ends_the_call_with_its_words_and_every_later_one(
