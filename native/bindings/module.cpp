@@ -247,7 +247,6 @@ void bind_inner_devices(py::module_& module) {
       .def_readonly("pci_address", &InnerDevice::pci_address)
       .def_readonly("free_bytes", &InnerDevice::free_bytes)
       .def_readonly("total_bytes", &InnerDevice::total_bytes);
-  module.def("load_gpu_backends", &load_gpu_backends, py::arg("path"), ReleaseGil());
   module.def("gpu_devices", &inner_devices, ReleaseGil());
 }
 
@@ -286,8 +285,7 @@ void bind_gpu(py::module_& module) {
   bind_inner_devices(module);
   bind_gpu_counters(module);
   py::class_<GpuOffload, std::shared_ptr<GpuOffload>>(module, "GpuOffload")
-      .def(py::init<const std::vector<std::string>&>(), py::arg("devices") = std::vector<std::string>{},
-           ReleaseGil())
+      .def(py::init<const std::vector<std::string>&>(), py::arg("devices"), ReleaseGil())
       .def("inner_devices", &GpuOffload::inner_devices, ReleaseGil())
       .def(
           "open_memory",

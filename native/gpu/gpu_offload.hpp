@@ -30,8 +30,8 @@ struct MemoryOutcome {
 
 class GpuOffload {
  public:
-  // names: ggml's of the devices to use, in this order; empty for all there are. Throws std::invalid_argument
-  // when one does not exist or there is none.
+  // names: ggml's of the devices to use, in this order, at least one. Throws std::invalid_argument when one
+  // does not exist or none is named.
   explicit GpuOffload(const std::vector<std::string>& names);
 
   // For llama_model_params: ends with null.
