@@ -277,6 +277,7 @@ void bind_gpu_counters(py::module_& module) {
       .def_readonly("has_staging", &MemoryOutcome::has_staging)
       .def_readonly("asked_bytes", &MemoryOutcome::asked_bytes)
       .def_readonly("cache_bytes", &MemoryOutcome::cache_bytes)
+      .def_readonly("was_refused", &MemoryOutcome::was_refused)
       .def_readonly("cached_slots", &MemoryOutcome::cached_slots)
       .def_readonly("expert_layers", &MemoryOutcome::expert_layers);
 }

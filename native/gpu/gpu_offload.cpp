@@ -115,6 +115,7 @@ std::vector<MemoryOutcome> GpuOffload::open_memory(const MemorySettings& setting
         .is_frozen = settings.is_frozen};
     outcome.asked_bytes = cache.budget_bytes;
     if (cache.budget_bytes == 0 || !proxy.open_cache(cache)) continue;
+    outcome.was_refused = proxy.cache()->budget_bytes() < cache.budget_bytes;
     outcome.cache_bytes = proxy.cache()->counters().device_bytes;
     outcome.cached_slots = static_cast<int>(proxy.cache()->counters().slots);
     const double share = 1.0 / static_cast<double>(proxies_.size());

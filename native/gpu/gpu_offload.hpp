@@ -24,7 +24,8 @@ struct MemoryOutcome {
   uint64_t free_bytes = 0;   // before
   bool has_staging = false;  // large batches are computed by it
   uint64_t asked_bytes = 0;  // for the cache
-  uint64_t cache_bytes = 0;  // what it got
+  uint64_t cache_bytes = 0;  // what it got: no more than all experts take
+  bool was_refused = false;  // it got less because the device refused more
   int cached_slots = 0, expert_layers = 0;
 };
 

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 from stratad import _native as native
+from stratad.config import GpuSection
+from stratad.gpu_offload import open_memory
 from tests.support import gguf_models, standin
 from tests.support.native import all_logits, load_plain, make_pool
 
@@ -248,7 +250,20 @@ def test_a_cache_that_does_not_fit_gets_smaller(model_path: Path) -> None:
     standin.configure("refuse_above", 4 * EXPERT_BYTES)
     outcome = open_cache(gpu, 16 * EXPERT_BYTES)
     assert 0 < outcome.cache_bytes < outcome.asked_bytes == 16 * EXPERT_BYTES
+    assert outcome.was_refused
     assert_close(all_logits(model, PROMPT, DECODED), reference)
+
+
+def test_only_a_refusal_is_told_as_one(model_path: Path) -> None:
+    def told() -> list[str]:
+        found = open_memory(gpu, GpuSection(vram_reserve_bytes=0), {}, lambda stage, done: True)
+        return [reason.code for reason in found]
+
+    _, gpu = load_on_gpu(model_path)
+    assert gpu.inner_devices()[0].free_bytes > 4 * 16 * EXPERT_BYTES, "far more than all experts take"
+    assert told() == ["gpu-cache"]
+    standin.configure("refuse_above", 4 * EXPERT_BYTES)
+    assert told() == ["gpu-cache-smaller"]
 
 
 def test_without_room_for_an_expert_there_is_no_cache(model_path: Path) -> None:
