@@ -101,8 +101,7 @@ def _memory_reasons(outcome: _native.GpuMemoryOutcome, settings: GpuSection) -> 
             "gpu-cache-smaller" if is_smaller else "gpu-cache",
             Effect.WARNS if is_smaller else Effect.INFORMS,
             f"{outcome.device} holds {outcome.cached_slots} experts of {outcome.expert_layers} layers in "
-            f"{format_bytes(outcome.cache_bytes)}"
-            + ("; it refused more" if is_smaller else ""),
+            f"{format_bytes(outcome.cache_bytes)}" + ("; it refused more" if is_smaller else ""),
             evidence,
             "see what else uses the GPU's memory" if is_smaller else "",
         )

@@ -117,8 +117,8 @@ def check_paths(found: dict[str, object], device: str, problems: list[str]) -> N
         is_near = path["median_difference"] <= TOLERANCE / 2
         is_near = is_near and beyond <= MOST_BEYOND * len(path["differences"])
         is_near = is_near and path["clear_choices_that_differ"] == 0
-        text = f"{name}: median {path['median_difference']:.4f} of the largest logit, {beyond} positions beyond {TOLERANCE}"
-        judge(problems, is_near, "equality", text)
+        median = f"{name}: median {path['median_difference']:.4f} of the largest logit"
+        judge(problems, is_near, "equality", f"{median}, {beyond} positions beyond {TOLERANCE}")
 
 
 def show_speeds(speeds: dict[str, object], problems: list[str]) -> None:
