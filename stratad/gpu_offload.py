@@ -95,14 +95,13 @@ def _memory_reasons(outcome: _native.GpuMemoryOutcome, settings: GpuSection) -> 
             )
         )
         return reasons
-    is_smaller = outcome.cache_bytes < outcome.asked_bytes // 2
+    is_smaller = outcome.was_refused
     reasons.append(
         Reason(
             "gpu-cache-smaller" if is_smaller else "gpu-cache",
             Effect.WARNS if is_smaller else Effect.INFORMS,
             f"{outcome.device} holds {outcome.cached_slots} experts of {outcome.expert_layers} layers in "
-            f"{format_bytes(outcome.cache_bytes)}"
-            + (f"; it refused {format_bytes(outcome.asked_bytes)}" if is_smaller else ""),
+            f"{format_bytes(outcome.cache_bytes)}" + ("; it refused more" if is_smaller else ""),
             evidence,
             "see what else uses the GPU's memory" if is_smaller else "",
         )

@@ -13,8 +13,7 @@ from stratad import journal
 from stratad.apply import open_runner
 from stratad.config import Configuration
 from stratad.errors import LoadCancelled, PlacementError
-from stratad.expert_profile import FILE_NAME, read_profile
-from stratad.facts import STATE_DIRECTORY
+from stratad.expert_profile import read_profile
 from stratad.gpu_runtime import GpuFindings
 from stratad.machine_view import plan_summary
 from stratad.model import ModelFacts
@@ -52,7 +51,7 @@ class Loading:
     service: Service
     notifier: Notifier
     stop: StopSignals
-    profile_path: Path = STATE_DIRECTORY / FILE_NAME
+    profile_path: Path
     is_first: bool = True
     _shown_seconds: float = 0.0
     _shown_stage: str = ""

@@ -70,8 +70,10 @@ def run_daemon(
         access = Access(service, environment.credentials_directory, stop.request_stop)
         access.read(configuration)
         with _listening(configuration, environment, access, metrics) as (server, directory):
-            loading = Loading(configuration, topology, model, gpus, directory, service, notifier, stop)
-            loading.profile_path = (environment.state_directory or STATE_DIRECTORY) / FILE_NAME
+            profile = (environment.state_directory or STATE_DIRECTORY) / FILE_NAME
+            loading = Loading(
+                configuration, topology, model, gpus, directory, service, notifier, stop, profile_path=profile
+            )
             serving = Serving(loading, environment, access, metrics, place, read_again_fitting)
             while (failure := serve(serving, plan)) is not None:
                 plan = _plan_without_gpus(loading, failure)

@@ -247,7 +247,6 @@ void bind_inner_devices(py::module_& module) {
       .def_readonly("pci_address", &InnerDevice::pci_address)
       .def_readonly("free_bytes", &InnerDevice::free_bytes)
       .def_readonly("total_bytes", &InnerDevice::total_bytes);
-  module.def("load_gpu_backends", &load_gpu_backends, py::arg("path"), ReleaseGil());
   module.def("gpu_devices", &inner_devices, ReleaseGil());
 }
 
@@ -278,6 +277,7 @@ void bind_gpu_counters(py::module_& module) {
       .def_readonly("has_staging", &MemoryOutcome::has_staging)
       .def_readonly("asked_bytes", &MemoryOutcome::asked_bytes)
       .def_readonly("cache_bytes", &MemoryOutcome::cache_bytes)
+      .def_readonly("was_refused", &MemoryOutcome::was_refused)
       .def_readonly("cached_slots", &MemoryOutcome::cached_slots)
       .def_readonly("expert_layers", &MemoryOutcome::expert_layers);
 }
@@ -286,8 +286,7 @@ void bind_gpu(py::module_& module) {
   bind_inner_devices(module);
   bind_gpu_counters(module);
   py::class_<GpuOffload, std::shared_ptr<GpuOffload>>(module, "GpuOffload")
-      .def(py::init<const std::vector<std::string>&>(), py::arg("devices") = std::vector<std::string>{},
-           ReleaseGil())
+      .def(py::init<const std::vector<std::string>&>(), py::arg("devices"), ReleaseGil())
       .def("inner_devices", &GpuOffload::inner_devices, ReleaseGil())
       .def(
           "open_memory",

@@ -39,7 +39,7 @@ void initialise_llama() {
 
 llama_model_params common_parameters() {
   llama_model_params parameters = llama_model_default_params();
-  // None unless asked for: a registered GPU would otherwise get a backend in every context.
+  // None unless one is named: llama.cpp would take every GPU whose module is loaded.
   static ggml_backend_dev_t no_devices[] = {nullptr};
   parameters.devices = no_devices;
   parameters.n_gpu_layers = 0;
@@ -108,16 +108,15 @@ std::shared_ptr<Model> Model::load(const ModelOptions& options, std::shared_ptr<
   take_llama_log();
   ModelFiles files(options.paths, options.release_page_cache);
   llama_model_params parameters = common_parameters();
-  // No device unless one is named: llama.cpp would take every GPU whose module is loaded.
-  ggml_backend_dev_t plain_devices[] = {nullptr, nullptr};
-  parameters.devices = plain_devices;
   if (!options.use_arena) {
+    ggml_backend_dev_t plain_devices[] = {nullptr, nullptr};
     const llama_model_tensor_buft_override on_cpu[] = {{kExpertTensors, ggml_backend_cpu_buffer_type()},
                                                        {nullptr, nullptr}};
     if (!options.plain_gpu.empty()) {
       plain_devices[0] = ggml_backend_dev_by_name(options.plain_gpu.c_str());
       if (plain_devices[0] == nullptr)
         throw std::invalid_argument("no device is called '" + options.plain_gpu + "'");
+      parameters.devices = plain_devices;
       parameters.n_gpu_layers = options.gpu_layer_count;
       parameters.tensor_buft_overrides = on_cpu;
     }

@@ -2,13 +2,11 @@
 
 #include <algorithm>
 #include <chrono>
-#include <memory>
 #include <span>
 #include <stdexcept>
 #include <vector>
 
-#include "ggml-backend.h"
-#include "ggml.h"
+#include "gpu/device_memory.hpp"
 #include "gpu/inner_device.hpp"
 
 namespace stratad {
@@ -19,21 +17,16 @@ constexpr size_t kTargetBytes = size_t{64} << 20;
 constexpr int kTargets = 2;
 constexpr size_t kWarmBytes = size_t{64} << 20;
 
-using Backend = std::unique_ptr<ggml_backend, decltype(&ggml_backend_free)>;
-using Buffer = std::unique_ptr<ggml_backend_buffer, decltype(&ggml_backend_buffer_free)>;
-using Graph = std::unique_ptr<ggml_context, decltype(&ggml_free)>;
 using Piece = std::span<const std::byte>;
 
 class Target {
  public:
   explicit Target(const InnerDevice& device)
-      : backend_(ggml_backend_dev_init(device.device, nullptr), ggml_backend_free),
-        buffer_(nullptr, ggml_backend_buffer_free),
-        graph_(ggml_init({kTargets * ggml_tensor_overhead(), nullptr, true}), ggml_free) {
+      : backend_(ggml_backend_dev_init(device.device, nullptr)), context_(make_tensor_context(kTargets)) {
     if (!backend_) throw std::runtime_error(device.name + " cannot be opened");
     for (ggml_tensor*& tensor : tensors_)
-      tensor = ggml_new_tensor_1d(graph_.get(), GGML_TYPE_I8, static_cast<int64_t>(kTargetBytes));
-    buffer_.reset(ggml_backend_alloc_ctx_tensors(graph_.get(), backend_.get()));
+      tensor = ggml_new_tensor_1d(context_.get(), GGML_TYPE_I8, static_cast<int64_t>(kTargetBytes));
+    buffer_.reset(ggml_backend_alloc_ctx_tensors(context_.get(), backend_.get()));
     if (!buffer_)
       throw std::runtime_error(device.name + " has no room for " + std::to_string(kTargets * kTargetBytes) +
                                " bytes");
@@ -57,9 +50,9 @@ class Target {
   }
 
  private:
-  Backend backend_;
-  Buffer buffer_;
-  Graph graph_;
+  InnerBackend backend_;
+  DeviceBuffer buffer_;
+  TensorContext context_;
   ggml_tensor* tensors_[kTargets] = {};
 };
 

@@ -50,9 +50,9 @@ std::unique_ptr<ExpertCache> ExpertCache::create(ggml_backend_dev_t device,
     return std::all_of(layer.weights.begin(), layer.weights.end(),
                        [&](const ggml_tensor* weight) { return device_multiplies(device, weight); });
   });
-  for (uint64_t budget = settings.budget_bytes; budget > 0; budget /= 2) {
-    std::unique_ptr<ExpertCache> cache(new ExpertCache(settings, uploader));
-    if (cache->allocate(device, cached, budget)) return cache->layers_.empty() ? nullptr : std::move(cache);
+  for (CacheSettings tried = settings; tried.budget_bytes > 0; tried.budget_bytes /= 2) {
+    std::unique_ptr<ExpertCache> cache(new ExpertCache(tried, uploader));
+    if (cache->allocate(device, cached)) return cache->layers_.empty() ? nullptr : std::move(cache);
   }
   return nullptr;
 }
@@ -61,9 +61,8 @@ ExpertCache::~ExpertCache() {
   uploader_.drain();
 }
 
-bool ExpertCache::allocate(ggml_backend_dev_t device, const std::vector<ExpertMatrices>& layers,
-                           uint64_t budget) {
-  const std::vector<int> counts = slots_by_layer(layers, budget);
+bool ExpertCache::allocate(ggml_backend_dev_t device, const std::vector<ExpertMatrices>& layers) {
+  const std::vector<int> counts = slots_by_layer(layers, settings_.budget_bytes);
   for (size_t index = 0; index < layers.size(); ++index) {
     if (counts[index] == 0) continue;
     auto layer = std::make_unique<CachedLayer>(layers[index], counts[index]);

@@ -96,6 +96,8 @@ class ExpertCache {
   void plan_swaps();
 
   CacheCounters counters() const noexcept;
+  // The budget that it was made by: less than was given when the device refused that much.
+  uint64_t budget_bytes() const noexcept { return settings_.budget_bytes; }
 
  private:
   struct PendingSwap {
@@ -106,7 +108,7 @@ class ExpertCache {
   };
 
   ExpertCache(const CacheSettings& settings, Uploader& uploader) : settings_(settings), uploader_(uploader) {}
-  bool allocate(ggml_backend_dev_t device, const std::vector<ExpertMatrices>& layers, uint64_t budget);
+  bool allocate(ggml_backend_dev_t device, const std::vector<ExpertMatrices>& layers);
   bool allocate_layer(ggml_backend_dev_t device, CachedLayer& layer);
   void start(CachedLayer& layer, const Swap& swap);
 

@@ -51,8 +51,6 @@ GpuOffload::GpuOffload(const std::vector<std::string>& names) {
   const std::vector<InnerDevice> found = stratad::inner_devices();
   std::string known;
   for (const InnerDevice& device : found) known += (known.empty() ? "" : ", ") + device.name;
-  for (const InnerDevice& device : found)
-    if (names.empty()) proxies_.push_back(std::make_unique<ProxyDevice>(device));
   for (const std::string& name : names) {
     const auto device =
         std::find_if(found.begin(), found.end(), [&](const InnerDevice& one) { return one.name == name; });
@@ -60,7 +58,7 @@ GpuOffload::GpuOffload(const std::vector<std::string>& names) {
       throw std::invalid_argument("there is no GPU " + name + ", only: " + (known.empty() ? "none" : known));
     proxies_.push_back(std::make_unique<ProxyDevice>(*device));
   }
-  if (proxies_.empty()) throw std::invalid_argument("the loaded backends offer no GPU");
+  if (proxies_.empty()) throw std::invalid_argument("no GPU is named");
   ggml_set_abort_callback(say_why_and_end);
 }
 
@@ -117,6 +115,7 @@ std::vector<MemoryOutcome> GpuOffload::open_memory(const MemorySettings& setting
         .is_frozen = settings.is_frozen};
     outcome.asked_bytes = cache.budget_bytes;
     if (cache.budget_bytes == 0 || !proxy.open_cache(cache)) continue;
+    outcome.was_refused = proxy.cache()->budget_bytes() < cache.budget_bytes;
     outcome.cache_bytes = proxy.cache()->counters().device_bytes;
     outcome.cached_slots = static_cast<int>(proxy.cache()->counters().slots);
     const double share = 1.0 / static_cast<double>(proxies_.size());

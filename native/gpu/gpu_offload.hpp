@@ -24,14 +24,15 @@ struct MemoryOutcome {
   uint64_t free_bytes = 0;   // before
   bool has_staging = false;  // large batches are computed by it
   uint64_t asked_bytes = 0;  // for the cache
-  uint64_t cache_bytes = 0;  // what it got
+  uint64_t cache_bytes = 0;  // what it got: no more than all experts take
+  bool was_refused = false;  // it got less because the device refused more
   int cached_slots = 0, expert_layers = 0;
 };
 
 class GpuOffload {
  public:
-  // names: ggml's of the devices to use, in this order; empty for all there are. Throws std::invalid_argument
-  // when one does not exist or there is none.
+  // names: ggml's of the devices to use, in this order, at least one. Throws std::invalid_argument when one
+  // does not exist or none is named.
   explicit GpuOffload(const std::vector<std::string>& names);
 
   // For llama_model_params: ends with null.

@@ -5,7 +5,7 @@
 #include <memory>
 #include <new>
 
-#include "ggml-backend.h"
+#include "gpu/device_memory.hpp"
 
 namespace stratad {
 
@@ -27,14 +27,11 @@ class HostArea {
   }
 
  private:
-  struct FreeBuffer {
-    void operator()(ggml_backend_buffer_t buffer) const noexcept { ggml_backend_buffer_free(buffer); }
-  };
   struct FreeMemory {
     void operator()(char* memory) const noexcept { std::free(memory); }
   };
   ggml_backend_buffer_type_t type_;
-  std::unique_ptr<ggml_backend_buffer, FreeBuffer> pinned_;
+  DeviceBuffer pinned_;
   std::unique_ptr<char, FreeMemory> plain_;
   char* base_ = nullptr;
   size_t size_ = 0;

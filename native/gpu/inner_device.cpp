@@ -1,10 +1,6 @@
 #include "gpu/inner_device.hpp"
 
 #include <algorithm>
-#include <filesystem>
-#include <mutex>
-#include <set>
-#include <stdexcept>
 
 namespace stratad {
 namespace {
@@ -21,20 +17,6 @@ bool is_gpu(ggml_backend_dev_t device) {
 }
 
 }  // namespace
-
-void load_gpu_backends(const std::string& path) {
-  static std::mutex mutex;
-  static std::set<std::string> loaded;
-  const std::lock_guard guard(mutex);
-  if (path.empty() || !loaded.insert(path).second) return;
-  if (std::filesystem::is_directory(path)) {
-    ggml_backend_load_all_from_path(path.c_str());
-    return;
-  }
-  if (ggml_backend_load(path.c_str()) != nullptr) return;
-  loaded.erase(path);
-  throw std::runtime_error("ggml cannot load the backend " + path);
-}
 
 InnerDevice describe_inner_device(ggml_backend_dev_t device) {
   ggml_backend_dev_props properties{};

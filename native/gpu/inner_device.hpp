@@ -19,10 +19,6 @@ struct InnerDevice {
   size_t free_bytes = 0, total_bytes = 0;  // 0 and 0 when the backend does not tell
 };
 
-// Loads backend modules: one of them, or all that a folder holds. What is loaded already is not loaded again.
-// Throws std::runtime_error with ggml's words when a named file is no backend; a folder without any is none.
-void load_gpu_backends(const std::string& path);
-
 // Every GPU that the loaded backends offer, in ggml's order, each card once.
 std::vector<InnerDevice> inner_devices();
 

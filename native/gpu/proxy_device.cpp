@@ -125,6 +125,7 @@ bool ProxyDevice::inner_takes(const ggml_tensor* operation) const {
 }
 
 bool ProxyDevice::open_staging() {
+  staging_.reset();  // first: the device may have no room for both
   staging_ = StagedWeights::create(inner_.device, layers_, uploader_);
   return staging_ != nullptr;
 }

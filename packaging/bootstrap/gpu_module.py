@@ -23,6 +23,7 @@ PCI_DEVICES = Path("/sys/bus/pci/devices")
 SHOWN_TAIL_LINES = 40
 # Display and processing classes that are GPUs when their vendor makes any.
 GPU_CLASSES = ("0x0300", "0x0302", "0x0380", "0x1200")
+IDENTITY = ("class", "vendor", "device")
 VENDORS = {"0x10de": "cuda", "0x1002": "hip"}
 CUDA_ROOTS = ("/usr/local/cuda", "/usr/lib/cuda", "/opt/cuda")
 
@@ -133,13 +134,16 @@ TOOLKITS: Mapping[str, Callable[[Mapping[str, str]], Toolkit]] = {
 
 
 def gpus_on_bus(devices: Path = PCI_DEVICES) -> tuple[str, ...]:
-    """The backends that fit the GPUs on the PCI bus, best first; Intel's and unknown makers' run with Vulkan."""
+    """The backends that fit the GPUs on the PCI bus, best first; Intel's cards run with Vulkan."""
+    from planner.accelerators import BOARD_VGA_DEVICES
+
     found = set()
     for device in sorted(devices.iterdir()) if devices.is_dir() else ():
         try:
-            pci_class = (device / "class").read_text().strip()
-            vendor = (device / "vendor").read_text().strip()
+            pci_class, vendor, number = ((device / name).read_text().strip() for name in IDENTITY)
         except OSError:
+            continue
+        if (vendor, number) in BOARD_VGA_DEVICES:
             continue
         if vendor in VENDORS and pci_class[:6] in GPU_CLASSES:
             found.add(VENDORS[vendor])
@@ -209,13 +213,13 @@ def build(name: str, source: Path, architectures: str, folder: Path) -> Path:
 
 
 def modules_folder() -> Path:
-    """Where the installed package looks for modules: beside the native module's libraries."""
-    import importlib.util
+    """Where the installed package looks for modules."""
+    from stratad import gpu_modules
 
-    found = importlib.util.find_spec("stratad._native")
-    if found is None or found.origin is None:
+    folder = gpu_modules.modules_folder()
+    if folder is None:
         raise BuildError("stratad is not installed in this environment; run `make setup` first")
-    return Path(found.origin).parent / "lib" / "backends"
+    return folder
 
 
 def install(module: Path, folder: Path) -> None:

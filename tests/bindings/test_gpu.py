@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 from stratad import _native as native
+from stratad.config import GpuSection
+from stratad.gpu_offload import open_memory
 from tests.support import gguf_models, standin
 from tests.support.native import all_logits, load_plain, make_pool
 
@@ -241,12 +243,6 @@ def test_an_unknown_device_is_refused_by_name() -> None:
         standin.offload("CUDA7")
 
 
-def test_a_file_that_is_no_backend_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "none.so").write_bytes(b"no library")
-    with pytest.raises(RuntimeError, match=r"cannot load the backend .*none\.so"):
-        native.load_gpu_backends(str(tmp_path / "none.so"))
-
-
 def test_a_cache_that_does_not_fit_gets_smaller(model_path: Path) -> None:
     reference = all_logits(load_plain(model_path), PROMPT, DECODED)
     model, gpu = load_on_gpu(model_path)
@@ -254,7 +250,20 @@ def test_a_cache_that_does_not_fit_gets_smaller(model_path: Path) -> None:
     standin.configure("refuse_above", 4 * EXPERT_BYTES)
     outcome = open_cache(gpu, 16 * EXPERT_BYTES)
     assert 0 < outcome.cache_bytes < outcome.asked_bytes == 16 * EXPERT_BYTES
+    assert outcome.was_refused
     assert_close(all_logits(model, PROMPT, DECODED), reference)
+
+
+def test_only_a_refusal_is_told_as_one(model_path: Path) -> None:
+    def told() -> list[str]:
+        found = open_memory(gpu, GpuSection(vram_reserve_bytes=0), {}, lambda stage, done: True)
+        return [reason.code for reason in found]
+
+    _, gpu = load_on_gpu(model_path)
+    assert gpu.inner_devices()[0].free_bytes > 4 * 16 * EXPERT_BYTES, "far more than all experts take"
+    assert told() == ["gpu-cache"]
+    standin.configure("refuse_above", 4 * EXPERT_BYTES)
+    assert told() == ["gpu-cache-smaller"]
 
 
 def test_without_room_for_an_expert_there_is_no_cache(model_path: Path) -> None:
@@ -289,6 +298,16 @@ def test_without_memory_for_large_batches_the_pool_computes_them(model_path: Pat
     context.decode(batch)
     reference = all_logits(load_plain(model_path), PROMPT, ())
     assert np.array_equal(context.logits(-1), reference[-1])
+
+
+def test_memory_for_large_batches_is_opened_anew_where_there_is_room_once(model_path: Path) -> None:
+    _, gpu = load_on_gpu(model_path)
+    before_bytes = standin.told("allocated_bytes")
+    assert gpu.open_memory(reserve_bytes=0, cache_bytes=0)[0].has_staging
+    # As a start does that measures first: one that kept both for a moment would need twice as much.
+    staging_bytes = standin.told("allocated_bytes") - before_bytes
+    standin.configure("memory_bytes", before_bytes + staging_bytes)
+    assert gpu.open_memory(reserve_bytes=0, cache_bytes=0)[0].has_staging
 
 
 @pytest.mark.parametrize("graph", [1, 2, 3, 4, 5, 6, 7, 8])

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from stratad.gpu_modules import modules_folder
 from tests.gpu import software_vulkan
+from tests.gpu.hybrid_report import MOST_BEYOND, TOLERANCE
 from tests.support.native_build import llama_source
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -112,11 +113,12 @@ def check_paths(found: dict[str, object], device: str, problems: list[str]) -> N
     pinning = found["pinning"]
     judge(problems, not is_real or pinning == ["arena-pinned"], "pinning", ", ".join(map(str, pinning)))  # type: ignore[call-overload]
     for name, path in found["paths"].items():  # type: ignore[attr-defined]
-        beyond = sum(difference > 0.03 for difference in path["differences"])
-        is_near = path["median_difference"] <= 0.015 and beyond <= 0.1 * len(path["differences"])
+        beyond = sum(difference > TOLERANCE for difference in path["differences"])
+        is_near = path["median_difference"] <= TOLERANCE / 2
+        is_near = is_near and beyond <= MOST_BEYOND * len(path["differences"])
         is_near = is_near and path["clear_choices_that_differ"] == 0
-        text = f"{name}: median {path['median_difference']:.4f} of the largest logit, {beyond} positions beyond 0.03"
-        judge(problems, is_near, "equality", text)
+        median = f"{name}: median {path['median_difference']:.4f} of the largest logit"
+        judge(problems, is_near, "equality", f"{median}, {beyond} positions beyond {TOLERANCE}")
 
 
 def show_speeds(speeds: dict[str, object], problems: list[str]) -> None:

@@ -15,31 +15,17 @@ from stratad.config import GpuSection
 from stratad.facts import machine_facts
 from stratad.gpu_runtime import open_gpus, pin_arenas
 from tests.support import gguf_models
-from tests.support.native import load_plain, make_pool
+from tests.support.native import all_logits, load_plain, make_pool
 
 PROMPT = tuple((17 * index + 5) % 320 for index in range(24))
 DECODED = tuple((31 * index + 7) % 320 for index in range(12))
+# A device multiplies by its own kernels, with activations in 16 bits. Of the largest logit, 0.01 was measured at most
+# positions. Where two experts score nearly alike another one may be chosen, and that position is then further off.
+TOLERANCE = 0.03
+MOST_BEYOND = 0.1
 # A choice is clear when its logit leads by this share of the largest.
 CLEAR_LEAD = 0.06
 SLICES = 2
-
-
-def logits_of(model: native.Model, open_memory: Any = None) -> np.ndarray:
-    """Logits of every position, (position, vocabulary); `open_memory` is called once the context is there."""
-    context = native.Context(model, context_tokens=256, batch_tokens=64)
-    if open_memory is not None:
-        open_memory()
-    batch = native.Batch()
-    for position, token in enumerate(PROMPT):
-        batch.add(token, position, 0, True)
-    context.decode(batch)
-    rows = [context.logits(index) for index in range(len(PROMPT))]
-    for offset, token in enumerate(DECODED):
-        batch.clear()
-        batch.add(token, len(PROMPT) + offset, 0, True)
-        context.decode(batch)
-        rows.append(context.logits(-1))
-    return np.stack(rows)
 
 
 def compared(logits: np.ndarray, reference: np.ndarray) -> dict[str, Any]:
@@ -65,7 +51,8 @@ def paths_of(path: Path, device: str, reference: np.ndarray) -> tuple[dict[str, 
     for name, pool_tokens, cache_bytes in (("pool", 64, 0), ("cache", 64, None), ("staged", 8, 0)):
         gpu.set_pool_tokens(pool_tokens)
         before = gpu.counters()[0][1]
-        logits = logits_of(model, lambda size=cache_bytes: gpu.open_memory(reserve_bytes=0, cache_bytes=size))
+        gpu.open_memory(reserve_bytes=0, cache_bytes=cache_bytes)
+        logits = all_logits(model, PROMPT, DECODED)
         after = gpu.counters()[0][1]
         found[name] = {
             **compared(logits, reference),
@@ -84,7 +71,7 @@ def main() -> None:
     gpu = findings.gpus[0]
     with tempfile.TemporaryDirectory() as folder:
         path = gguf_models.write_model(Path(folder) / "model.gguf", "qwen3moe", "Q4_K")
-        reference = logits_of(load_plain(path))
+        reference = all_logits(load_plain(path), PROMPT, DECODED)
         paths, model = paths_of(path, gpu.name, reference)
         arena = model.arenas[0]
         report = {

@@ -11,6 +11,7 @@
 #include "check.hpp"
 #include "engine/context.hpp"
 #include "engine/model.hpp"
+#include "gpu/modules.hpp"
 #include "gpu/slot_table.hpp"
 
 namespace {
@@ -144,7 +145,7 @@ void test_slot_table() {
 int main(int argc, char** argv) {
   if (argc != 3) return 2;
   test_slot_table();
-  load_gpu_backends(argv[2]);
+  CHECK(load_gpu_module(argv[2]).device_count > 0);
   void* module = dlopen(argv[2], RTLD_NOW);
   standin_set = reinterpret_cast<void (*)(const char*, long)>(dlsym(module, "standin_set"));
   const auto plain = Model::load({.paths = {argv[1]}, .use_arena = false}, nullptr, {});

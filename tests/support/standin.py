@@ -18,7 +18,8 @@ def module_path() -> Path:
 
 @cache
 def _library() -> ctypes.CDLL:
-    native.load_gpu_backends(str(module_path()))
+    module = native.load_gpu_module(str(module_path()))
+    assert module.device_count > 0, module.error
     library = ctypes.CDLL(str(module_path()))
     library.standin_set.argtypes = [ctypes.c_char_p, ctypes.c_long]
     library.standin_get.argtypes = [ctypes.c_char_p]

@@ -178,23 +178,25 @@ def gpu_module() -> ModuleType:
     return module
 
 
-def bus(folder: Path, *devices: tuple[str, str]) -> Path:
-    for index, (pci_class, vendor) in enumerate(devices):
+def bus(folder: Path, *devices: tuple[str, str, str]) -> Path:
+    for index, identity in enumerate(devices):
         device = folder / f"0000:0{index}:00.0"
         device.mkdir(parents=True)
-        (device / "class").write_text(f"{pci_class}\n")
-        (device / "vendor").write_text(f"{vendor}\n")
+        for name, value in zip(("class", "vendor", "device"), identity, strict=True):
+            (device / name).write_text(f"{value}\n")
     return folder
 
 
-NVIDIA, AMD, INTEL = ("0x030200", "0x10de"), ("0x030000", "0x1002"), ("0x038000", "0x8086")
-INTEGRATED, BOARD = ("0x030000", "0x8086"), ("0x030000", "0x1a03")
+NVIDIA, AMD = ("0x030200", "0x10de", "0x2330"), ("0x030000", "0x1002", "0x744c")
+INTEL, INTEGRATED = ("0x038000", "0x8086", "0x56c0"), ("0x030000", "0x8086", "0x3e98")
+# The last is of AMD's vendor number and computes nothing.
+BOARD, OLD_BOARD = ("0x030000", "0x1a03", "0x2000"), ("0x030000", "0x1002", "0x515e")
 
 
 def test_backends_fit_the_gpus_on_the_bus(tmp_path: Path) -> None:
     module = gpu_module()
     assert module.gpus_on_bus(tmp_path / "none") == ()
-    assert module.gpus_on_bus(bus(tmp_path / "plain", INTEGRATED, BOARD)) == ()
+    assert module.gpus_on_bus(bus(tmp_path / "plain", INTEGRATED, BOARD, OLD_BOARD)) == ()
     assert module.gpus_on_bus(bus(tmp_path / "three", INTEL, AMD, NVIDIA)) == ("cuda", "hip", "vulkan")
 
 
