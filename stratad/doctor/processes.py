@@ -71,7 +71,6 @@ def _running(files: MachineFiles) -> RunningService | None:
     folder = f"/proc/{process_id}"
     status = files.text(f"{folder}/status") or ""
     maps = files.text(f"{folder}/maps")
-    lock_limit = _lock_limit(files.text(f"{folder}/limits"))
     return RunningService(
         process_id=process_id,
         limits=CgroupLimits(
@@ -81,8 +80,7 @@ def _running(files: MachineFiles) -> RunningService | None:
             memory_limit_bytes=_limit(files.text(f"{SERVICE_GROUP}/memory.max")),
         ),
         worker_masks=_worker_masks(files, process_id),
-        lock_limit_bytes=lock_limit,
-        is_lock_limited=lock_limit is not None,
+        lock_limit_bytes=_lock_limit(files.text(f"{folder}/limits")),
         locked_bytes=_status_bytes(status, "VmLck"),
         swapped_bytes=_status_bytes(status, "VmSwap"),
         mapping_count=None if maps is None else len(maps.splitlines()),
