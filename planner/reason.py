@@ -185,7 +185,7 @@ REASON_CODES: Mapping[str, ReasonCode] = {
     "gpu-node-preferred": ReasonCode("candidates are equal and this one lies at the GPU"),
     "gpu-node-unknown": ReasonCode(
         "a GPU is present and neither firmware nor locality tells its node",
-        "State the GPU's node in the configuration, or update the firmware (ACPI _PXM).",
+        "Update the firmware (ACPI _PXM); `stratactl plan --gpu-node NODE` shows what it changes.",
     ),
     "gpu-prefill-off": ReasonCode(
         "a GPU has no memory to pass experts through, so the pool computes prompts as well",
