@@ -121,7 +121,7 @@ REASON_CODES: Mapping[str, ReasonCode] = {
     ),
     "chat-template-fallback": ReasonCode(
         "the model's chat template cannot be used, so a plain one stands in",
-        "Set a template in the configuration, or use a model file that carries one.",
+        "Use a model file that carries a template that works.",
     ),
     "close-call": ReasonCode(
         "two candidates are nearer than the model can tell; only a measurement settles it", _SETTLE
