@@ -96,7 +96,7 @@ lint: setup
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/python -m tests.docs.links
-	@find native tests/native tests/bench -name '*.[ch]pp' | xargs $(BIN)/clang-format --dry-run --Werror
+	@find native tests -name '*.[ch]pp' | xargs $(BIN)/clang-format --dry-run --Werror
 
 bench: setup
 	@$(BIN)/python -m tests.bench

@@ -76,14 +76,15 @@ def configured_options(
     configuration: Configuration,
     model: ModelFacts,
     *,
-    placement_possible: bool | None = None,
-    has_gpu: bool | None = None,
+    has_gpu: bool | None,
     gpus: tuple[GpuInUse, ...] | None = None,
+    placement_possible: bool | None = None,
 ) -> PlanOptions:
-    """Give the wishes of a configuration, for the daemon and for `stratactl apply` alike.
+    """Give the wishes of a configuration, for the daemon and for every command that plans as it does.
 
-    `has_gpu` and `gpus` are what the caller knows of GPUs that take part: the daemon has asked them, a command
-    goes by files.
+    `has_gpu` and `gpus` are what the caller knows of GPUs that take part: the daemon has asked them, a command goes by
+    files (`stratad.gpu_modules.is_gpu_expected`). `has_gpu` decides what the arena holds, so it has no default: None
+    takes every GPU that is seen for one in use, which is right for captured machines only.
     """
     placement = configuration.placement
     scope = parse_scope(configuration.arena.scope)

@@ -31,7 +31,7 @@ def plan_for(model: Path, folder: Path) -> Plan:
     configuration = folder / "for-planning.toml"
     configuration.write_text(f'[model]\npath = "{model}"\n')
     facts = read_model_facts(model)
-    options = configured_options(load_configuration(configuration), facts)
+    options = configured_options(load_configuration(configuration), facts, has_gpu=False)
     return make_plan(machine_facts(), plan_request(facts, options))
 
 

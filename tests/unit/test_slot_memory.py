@@ -84,9 +84,9 @@ def test_slots_with_room_are_left_as_they_are(model: ModelFacts) -> None:
 
 
 def test_the_plan_counts_the_cache_of_every_slot_within_the_trained_length(model: ModelFacts) -> None:
-    assert configured_options(_configuration(3), model).context_tokens == 3 * CONTEXT_TOKENS
+    assert configured_options(_configuration(3), model, has_gpu=False).context_tokens == 3 * CONTEXT_TOKENS
     short = replace(model, context_length=100)
-    assert configured_options(_configuration(3), short).context_tokens == 3 * 100
+    assert configured_options(_configuration(3), short, has_gpu=False).context_tokens == 3 * 100
 
 
 def _with_cache(prompt_cache_bytes: int | None) -> Configuration:
@@ -111,7 +111,7 @@ def test_a_configured_prompt_cache_counts_when_it_fits_exactly_and_is_reduced_ab
     reduced, reasons = with_fitting_memory(_with_cache(left + 1), model, machine)
     assert [reason.code for reason in reasons] == ["prompt-cache-reduced"]
     assert reduced.model.prompt_cache_bytes == left
-    assert configured_options(reduced, model).extra_host_bytes == left, "the plan counts it"
+    assert configured_options(reduced, model, has_gpu=False).extra_host_bytes == left, "the plan counts it"
 
 
 def test_left_to_itself_the_prompt_cache_takes_a_part_of_what_is_left(model: ModelFacts) -> None:
