@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -29,6 +30,8 @@ from stratad.config import (
 )
 from stratad.config.writing import configuration_text
 from stratad.errors import DaemonError, one_line
+from stratad.expert_profile import FILE_NAME as PROFILE_NAME
+from stratad.facts import STATE_DIRECTORY
 from stratad.model import ModelFacts
 from stratad.runtime_directory import read_running
 from stratad.tune.arms import PlannedArm
@@ -107,6 +110,19 @@ def trial_configuration(configuration: Configuration, arm: PlannedArm, folder: P
     return replace(configuration, model=model, placement=placement, server=server, metrics=metrics)
 
 
+def trial_state(folder: Path, kept: Path) -> Path:
+    """Give a start's own state folder, with the expert profile that is kept on this machine.
+
+    Every start begins with the same profile, and what it counts goes with its folder.
+    """
+    state = folder / "state"
+    state.mkdir()
+    # Without one, or where it is not for our eyes, the cache learns anew in every start.
+    with contextlib.suppress(OSError):
+        shutil.copyfile(kept / PROFILE_NAME, state / PROFILE_NAME)
+    return state
+
+
 def prepare_page_cache(paths: tuple[Path, ...], state: PageCache) -> None:
     """Brings the model files' page cache into the same state before every start: gone, or read once."""
     for path in paths:
@@ -150,10 +166,13 @@ def _daemon(folder: Path, arm: PlannedArm, configuration: Configuration) -> Iter
     settings = trial_configuration(configuration, arm, folder)
     config_path.write_text(configuration_text(settings), encoding="utf-8")
     # What systemd gave this process, if it did, is not the child's.
-    silenced = dict.fromkeys(
-        ("RUNTIME_DIRECTORY", "STATE_DIRECTORY", "CREDENTIALS_DIRECTORY", "WATCHDOG_USEC"), ""
+    silenced = dict.fromkeys(("RUNTIME_DIRECTORY", "CREDENTIALS_DIRECTORY", "WATCHDOG_USEC"), "")
+    environment = child_environment(
+        NOTIFY_SOCKET=str(notify_path),
+        STRATAD_PLAN=str(plan_path),
+        STATE_DIRECTORY=str(trial_state(folder, STATE_DIRECTORY)),
+        **silenced,
     )
-    environment = child_environment(NOTIFY_SOCKET=str(notify_path), STRATAD_PLAN=str(plan_path), **silenced)
     command = [sys.executable, "-m", "stratad.tune.child", str(os.getpid()), "--config", str(config_path)]
     with (
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifications,

@@ -13,9 +13,10 @@ from stratad.config import Configuration, ModelSection, ServerSection, load_conf
 from stratad.config.reading import parse_configuration
 from stratad.config.writing import configuration_text
 from stratad.errors import ConfigurationError
+from stratad.expert_profile import FILE_NAME
 from stratad.tune import Arm, PlannedArm, default_arms, parse_arms, plan_arm, reference_of
 from stratad.tune.arms import require_distinct
-from stratad.tune.daemon_engine import trial_configuration
+from stratad.tune.daemon_engine import trial_configuration, trial_state
 from stratad.tune.prompts import WARM_UP, Questions, read_questions
 from tests.support.machines import MachineShape, even_nodes, machine_topology
 from tests.support.planning import request_for
@@ -156,3 +157,18 @@ def test_a_written_configuration_reads_back_the_same(tmp_path: Path) -> None:
     path = tmp_path / "stratad.toml"
     path.write_text(text, encoding="utf-8")
     assert load_configuration(path) == configuration
+
+
+def test_every_start_has_the_kept_profile_and_changes_none(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / FILE_NAME).write_text("as it was")
+    for number in range(2):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        profile = trial_state(folder, kept) / FILE_NAME
+        assert profile.read_text() == "as it was"
+        profile.write_text("what this start counted")
+    assert (kept / FILE_NAME).read_text() == "as it was"
+    (tmp_path / "bare").mkdir()
+    assert not list(trial_state(tmp_path / "bare", tmp_path / "absent").iterdir())
