@@ -231,7 +231,7 @@ def gpu_node_unknown(facts: Facts, draft: Draft) -> Reason | None:
         effect=Effect.WARNS,
         message=f"the node of {count_of(facts.unknown_gpu_count, 'accelerator')} is unknown",
         evidence={"accelerators": facts.unknown_gpu_count},
-        remedy="state the GPU's node in the configuration, or update the firmware (ACPI _PXM)",
+        remedy="update the firmware (ACPI _PXM); `stratactl plan --gpu-node NODE` shows what it changes",
     )
 
 

@@ -30,14 +30,14 @@ def read_cgroup_limits(tree: MachineFiles) -> CgroupLimits:
     lie on different nodes. Files with `effective` in their name already hold what the parents left.
     """
     status = tree.text("/proc/self/status") or ""
-    affinity = _status_list(status, "Cpus_allowed_list")
+    affinity = status_list(status, "Cpus_allowed_list")
     mounts = _mounts(tree)
     groups = _groups_of_self(tree)
     cpus = _cpuset(tree, mounts, groups, "cpus")
     mems = _cpuset(tree, mounts, groups, "mems")
     return CgroupLimits(
         allowed_cpu_ids=cpus,
-        allowed_node_ids=_both(mems, _status_list(status, "Mems_allowed_list")),
+        allowed_node_ids=_both(mems, status_list(status, "Mems_allowed_list")),
         affinity_cpu_ids=affinity,
         memory_limit_bytes=_memory_limit(tree, mounts, groups),
     )
@@ -49,7 +49,8 @@ def _both(first: tuple[int, ...] | None, second: tuple[int, ...] | None) -> tupl
     return tuple(sorted(set(first) & set(second)))
 
 
-def _status_list(status: str, name: str) -> tuple[int, ...] | None:
+def status_list(status: str, name: str) -> tuple[int, ...] | None:
+    """Give the ids of a list in /proc/PID/status, such as Cpus_allowed_list; None without it."""
     match = re.search(rf"^{name}:\s*(\S+)", status, re.MULTILINE)
     return (parse_id_list(match[1]) or None) if match else None
 

@@ -47,7 +47,7 @@ def topology_of(tree: MachineFiles, name: str = "these files") -> Topology:
     processors = read_processors(tree, limits.affinity_cpu_ids or limits.allowed_cpu_ids)
     if not processors.online_cpu_ids:
         raise TopologyUnreadable(name)
-    memory = _memory_fields(tree.text("/proc/meminfo"))
+    memory = memory_fields(tree.text("/proc/meminfo"))
     nodes = _read_nodes(tree, processors, limits, memory)
     accelerators = read_accelerators(tree, nodes)
     return Topology(
@@ -59,7 +59,7 @@ def topology_of(tree: MachineFiles, name: str = "these files") -> Topology:
         offline_cpu_ids=processors.offline_cpu_ids,
         limits=limits,
         memory_total_bytes=memory.get("MemTotal"),
-        transparent_huge_pages=_chosen_word(tree.text("/sys/kernel/mm/transparent_hugepage/enabled")),
+        transparent_huge_pages=chosen_word(tree.text("/sys/kernel/mm/transparent_hugepage/enabled")),
         numa_balancing=_switch(tree.text("/proc/sys/kernel/numa_balancing")),
         kernel_release=tree.text("/proc/sys/kernel/osrelease") or None,
         virtualization=tree.text("/sys/hypervisor/type") or ("vm" if processors.is_virtual else None),
@@ -150,7 +150,7 @@ def read_node_memory(tree: MachineFiles, node_id: int, fallback_memory: dict[str
     `fallback_memory` stands in for the node's own meminfo where there is none.
     """
     directory = f"{NODE_DIRECTORY}/node{node_id}"
-    own_memory = _memory_fields(tree.text(f"{directory}/meminfo"))
+    own_memory = memory_fields(tree.text(f"{directory}/meminfo"))
     total, free, reclaimable = _memory_parts(own_memory or fallback_memory or {})
     return Node(
         node_id=node_id,
@@ -192,7 +192,7 @@ def _distances(row: tuple[int, ...] | None, node_ids: tuple[int, ...]) -> tuple[
     return ()
 
 
-def _memory_fields(text: str | None) -> dict[str, int]:
+def memory_fields(text: str | None) -> dict[str, int]:
     """Give the byte counts of a meminfo file by name; node files carry "Node 0" in front of each."""
     pairs = re.findall(r"^(?:Node \d+ )?([\w()]+):\s*(\d{1,15}) kB", text or "", re.MULTILINE)
     return {name: int(kib) * KIB for name, kib in pairs}
@@ -219,8 +219,9 @@ def _huge_pages(tree: MachineFiles, directory: str) -> tuple[HugePagePool, ...]:
     return tuple(sorted(pools, key=lambda pool: pool.page_bytes))
 
 
-def _chosen_word(text: str | None) -> str | None:
-    match = re.search(r"\[(\w+)\]", text or "")
+def chosen_word(text: str | None) -> str | None:
+    """Give the word in brackets of a file that lists choices: "always [madvise] never"."""
+    match = re.search(r"\[([\w+]+)\]", text or "")
     return match[1] if match else None
 
 

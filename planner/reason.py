@@ -121,7 +121,7 @@ REASON_CODES: Mapping[str, ReasonCode] = {
     ),
     "chat-template-fallback": ReasonCode(
         "the model's chat template cannot be used, so a plain one stands in",
-        "Set a template in the configuration, or use a model file that carries one.",
+        "Use a model file that carries a template that works.",
     ),
     "close-call": ReasonCode(
         "two candidates are nearer than the model can tell; only a measurement settles it", _SETTLE
@@ -185,7 +185,7 @@ REASON_CODES: Mapping[str, ReasonCode] = {
     "gpu-node-preferred": ReasonCode("candidates are equal and this one lies at the GPU"),
     "gpu-node-unknown": ReasonCode(
         "a GPU is present and neither firmware nor locality tells its node",
-        "State the GPU's node in the configuration, or update the firmware (ACPI _PXM).",
+        "Update the firmware (ACPI _PXM); `stratactl plan --gpu-node NODE` shows what it changes.",
     ),
     "gpu-prefill-off": ReasonCode(
         "a GPU has no memory to pass experts through, so the pool computes prompts as well",

@@ -20,9 +20,10 @@ from planner import (
     TopologyUnreadable,
     parse_policy,
     parse_scope,
-    read_topology,
     with_gpu_affinity,
 )
+from planner.discover import topology_of
+from planner.sysfs import MachineFiles, Tree
 from stratad.errors import PlanRefusedError, StratadError
 from stratad.model import ModelFacts
 
@@ -115,14 +116,19 @@ def total_context_tokens(configuration: Configuration, model: ModelFacts) -> int
     return configuration.model.slots * slot_context_tokens(configuration, model)
 
 
-def machine_facts(root: Path = Path("/")) -> Topology:
+def machine_facts(root: Path = LIVE_ROOT, files: MachineFiles | None = None) -> Topology:
     """Give the topology of the machine under `root`, a directory or an archive of `stratactl capture`.
+
+    Args:
+        root: Where the machine is.
+        files: What `machine_files` gave for this root, when the caller has it already.
 
     Raises:
         StratadError: When the root shows no machine at all.
     """
     try:
-        return _archived(root) if root.is_file() else _with_library_affinity(read_topology(root), root)
+        topology = topology_of(machine_files(root) if files is None else files, str(root))
+        return _with_library_affinity(topology, root)
     except TopologyUnreadable as error:
         raise StratadError(
             tried=f"reading the machine under {root}",
@@ -133,12 +139,14 @@ def machine_facts(root: Path = Path("/")) -> Topology:
         ) from error
 
 
-def _archived(path: Path) -> Topology:
+def machine_files(root: Path) -> MachineFiles:
+    """Give the files of the machine under `root`, a directory or an archive of `stratactl capture`."""
+    if not root.is_file():
+        return Tree(root)
     # tarfile is needed for archives only, and a plan must start at once.
-    from planner.discover import topology_of
     from stratad.machine_archive import read_archive
 
-    return topology_of(read_archive(path), str(path))
+    return read_archive(root)
 
 
 def _with_library_affinity(topology: Topology, root: Path) -> Topology:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from planner.request import SMALL_PAGE_BYTES
@@ -13,18 +14,27 @@ HUGE_PAGE_BYTES = 2 << 20
 def free_huge_page_bytes(files: MachineFiles, node_ids: Sequence[int]) -> int:
     """Bytes that can be had as huge pages without compacting memory, when spread evenly over these nodes.
 
-    Source: /proc/buddyinfo, whose columns count free blocks of 4 KiB, 8 KiB and so on by node and zone (proc(5)).
     0 where it cannot be read.
     """
-    free_bytes = dict.fromkeys(node_ids, 0)
-    for line in (files.text("/proc/buddyinfo") or "").splitlines():
+    blocks = large_block_bytes(files.text("/proc/buddyinfo") or "")
+    return min((blocks.get(node_id, 0) for node_id in node_ids), default=0) * len(set(node_ids))
+
+
+def large_block_bytes(buddyinfo: str) -> dict[int, int]:
+    """Give the free bytes by node that lie in blocks of a huge page or more.
+
+    Source: proc(5), /proc/buddyinfo: columns count free blocks of 4 KiB, 8 KiB and so on by node and zone.
+    """
+    found: dict[int, int] = {}
+    for line in buddyinfo.splitlines():
         # "Node 0, zone   Normal  20750  24812 ..."
-        node, _, zone = line.partition(",")
-        node_id, counts = node.removeprefix("Node").strip(), zone.split()[2:]
-        if not node_id.isdigit() or int(node_id) not in free_bytes:
+        match = re.fullmatch(r"Node\s+(\d{1,5}), zone\s+\S+((?:\s+\d+)+)\s*", line)
+        if match is None:
             continue
-        for order, count in enumerate(counts):
-            block_bytes = SMALL_PAGE_BYTES << order
-            if block_bytes >= HUGE_PAGE_BYTES and count.isdigit():
-                free_bytes[int(node_id)] += int(count) * block_bytes
-    return min(free_bytes.values(), default=0) * len(free_bytes)
+        sizes = (
+            int(count) * (SMALL_PAGE_BYTES << order)
+            for order, count in enumerate(match[2].split())
+            if SMALL_PAGE_BYTES << order >= HUGE_PAGE_BYTES
+        )
+        found[int(match[1])] = found.get(int(match[1]), 0) + sum(sizes)
+    return found

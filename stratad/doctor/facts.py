@@ -117,7 +117,6 @@ class RunningService:
     limits: CgroupLimits
     worker_masks: Mapping[int, tuple[int, ...]]
     lock_limit_bytes: int | None = None
-    is_lock_limited: bool = False
     locked_bytes: int | None = None
     swapped_bytes: int | None = None
     mapping_count: int | None = None

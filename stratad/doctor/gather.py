@@ -16,17 +16,19 @@ from planner import (
     make_plan,
     plan_from_json,
 )
-from planner.sysfs import MachineFiles, Tree
+from planner.sysfs import MachineFiles
 from stratad.doctor.error_log import LOG_PATHS
 from stratad.doctor.facts import AppliedPlan, MachineFacts, PlacementVerdict
-from stratad.doctor.processes import read_service, read_surroundings, service_process_ids, state_root
+from stratad.doctor.processes import read_service, read_surroundings, service_process_ids
 from stratad.doctor.reading import read_settings
 from stratad.errors import StratadError
 from stratad.facts import (
+    STATE_DIRECTORY,
     PlanOptions,
     configured_options,
     machine_calibration,
     machine_facts,
+    machine_files,
     plan_request,
     refusal_error,
 )
@@ -66,8 +68,8 @@ def gather(question: Question, live: LiveAnswers) -> MachineFacts:
     Raises:
         StratadError: The root shows no machine at all.
     """
-    files = _files(question.root)
-    topology = machine_facts(question.root)
+    files = machine_files(question.root)
+    topology = machine_facts(question.root, files)
     service = read_service(files)
     planned_topology = topology
     if service.unit is not None and question.root.is_dir():
@@ -88,14 +90,6 @@ def gather(question: Question, live: LiveAnswers) -> MachineFacts:
         placement=live.placement,
     )
     return _with_plan(_with_request(facts, question), question.root)
-
-
-def _files(root: Path) -> MachineFiles:
-    if not root.is_file():
-        return Tree(root)
-    from stratad.machine_archive import read_archive
-
-    return read_archive(root)
 
 
 def _kept_log(files: MachineFiles) -> str | None:
@@ -157,7 +151,7 @@ def _with_plan(facts: MachineFacts, root: Path) -> MachineFacts:
         request = replace(request, placement_possible=not refused_calls)
     plan: Plan | None = None
     try:
-        plan = make_plan(facts.planned_topology, request, machine_calibration(state_root(root)))
+        plan = make_plan(facts.planned_topology, request, machine_calibration(_state_directory(root)))
     except PlanRefused as refusal:
         machine = _machine_reasons(facts.planned_topology, request)
         return replace(facts, refusal=refusal_error(refusal).because, reasons=(*refusal.reasons, *machine))
@@ -166,6 +160,11 @@ def _with_plan(facts: MachineFacts, root: Path) -> MachineFacts:
         plan = make_plan(facts.planned_topology, request)
         facts = replace(facts, configuration_problem=facts.configuration_problem or error.because)
     return replace(facts, plan=plan if facts.request is not None else None, reasons=plan.reasons)
+
+
+def _state_directory(root: Path) -> Path | None:
+    """Give where stratad keeps its state on the machine under `root`; None for an archive."""
+    return None if root.is_file() else root / STATE_DIRECTORY.relative_to("/")
 
 
 def _machine_reasons(topology: Topology, request: PlanRequest) -> tuple[Reason, ...]:

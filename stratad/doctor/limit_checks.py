@@ -70,7 +70,7 @@ def _lock_limit(facts: MachineFacts) -> tuple[int | None, str | None]:
     """Give the limit, None for none, and what says so; the running process counts before the unit's file."""
     running, unit = facts.service.running, facts.service.unit
     if running is not None:
-        return running.lock_limit_bytes if running.is_lock_limited else None, "the running service"
+        return running.lock_limit_bytes, "the running service"
     if unit is None:
         return None, None
     text = unit.get("LimitMEMLOCK")

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 from planner import CgroupLimits
-from planner.cgroups import UNLIMITED_BYTES
+from planner.cgroups import UNLIMITED_BYTES, status_list
 from planner.cpulist import parse_id_list, parse_number
 from planner.sysfs import MachineFiles
 from stratad.doctor.facts import PinnedProcess, RunningService, ServiceFacts, Surroundings
@@ -71,7 +70,6 @@ def _running(files: MachineFiles) -> RunningService | None:
     folder = f"/proc/{process_id}"
     status = files.text(f"{folder}/status") or ""
     maps = files.text(f"{folder}/maps")
-    lock_limit = _lock_limit(files.text(f"{folder}/limits"))
     return RunningService(
         process_id=process_id,
         limits=CgroupLimits(
@@ -81,8 +79,7 @@ def _running(files: MachineFiles) -> RunningService | None:
             memory_limit_bytes=_limit(files.text(f"{SERVICE_GROUP}/memory.max")),
         ),
         worker_masks=_worker_masks(files, process_id),
-        lock_limit_bytes=lock_limit,
-        is_lock_limited=lock_limit is not None,
+        lock_limit_bytes=_lock_limit(files.text(f"{folder}/limits")),
         locked_bytes=_status_bytes(status, "VmLck"),
         swapped_bytes=_status_bytes(status, "VmSwap"),
         mapping_count=None if maps is None else len(maps.splitlines()),
@@ -96,7 +93,7 @@ def _worker_masks(files: MachineFiles, process_id: int) -> dict[int, tuple[int, 
         name = re.fullmatch(
             rf"{POOL_THREAD}(\d{{1,4}})", files.text(f"/proc/{process_id}/task/{thread}/comm") or ""
         )
-        mask = _mask(files.text(f"/proc/{process_id}/task/{thread}/status")) if name else None
+        mask = _thread_mask(files, process_id, thread) if name else None
         if name and mask:
             found[int(name[1])] = mask
     return found
@@ -109,7 +106,7 @@ def _pinned(files: MachineFiles, process_id: int, name: str) -> PinnedProcess | 
     if threads is None or int(threads[1]) < LEAST_PINNED_THREADS or resident < LEAST_RESIDENT_BYTES:
         return None
     tasks = files.names(f"/proc/{process_id}/task") or ()
-    masks = (_mask(files.text(f"/proc/{process_id}/task/{task}/status")) for task in tasks)
+    masks = (_thread_mask(files, process_id, task) for task in tasks)
     single = [mask[0] for mask in masks if mask is not None and len(mask) == 1]
     if len(single) < LEAST_PINNED_THREADS:
         return None
@@ -123,9 +120,8 @@ def _is_pool(files: MachineFiles, process_id: int) -> bool:
     )
 
 
-def _mask(status: str | None) -> tuple[int, ...] | None:
-    match = re.search(r"^Cpus_allowed_list:\s*(\S+)", status or "", re.MULTILINE)
-    return (parse_id_list(match[1]) or None) if match else None
+def _thread_mask(files: MachineFiles, process_id: int, thread: str) -> tuple[int, ...] | None:
+    return status_list(files.text(f"/proc/{process_id}/task/{thread}/status") or "", "Cpus_allowed_list")
 
 
 def _status_bytes(status: str, name: str) -> int | None:
@@ -157,8 +153,3 @@ def _container(files: MachineFiles) -> str | None:
 def _is_filtered(status: str | None) -> bool | None:
     match = re.search(r"^Seccomp:\s*(\d)$", status or "", re.MULTILINE)
     return None if match is None else match[1] == "2"
-
-
-def state_root(root: Path) -> Path | None:
-    """Give where stratad keeps its state on the machine under `root`; None for an archive."""
-    return None if root.is_file() else root / "var/lib/stratad"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from planner import Topology
 from planner.cpulist import parse_id_list, parse_number
-from planner.request import SMALL_PAGE_BYTES
+from planner.discover import chosen_word, memory_fields
 from planner.sysfs import MachineFiles, Tree
 from stratad.doctor.facts import (
     Commit,
@@ -19,7 +19,7 @@ from stratad.doctor.facts import (
     Swap,
 )
 from stratad.doctor.firmware import TABLE_PATH, memory_modules
-from stratad.free_blocks import HUGE_PAGE_BYTES
+from stratad.free_blocks import large_block_bytes
 
 KIB = 1024
 EDAC_DIRECTORY = "/sys/devices/system/edac/mc"
@@ -29,7 +29,7 @@ PCI_DIRECTORY = "/sys/bus/pci/devices"
 
 def read_settings(files: MachineFiles, topology: Topology) -> Settings:
     """Give the kernel's and the firmware's settings; what cannot be read is None or ()."""
-    memory = meminfo_bytes(files.text("/proc/meminfo"))
+    memory = memory_fields(files.text("/proc/meminfo"))
     version_1 = files.text("/proc/cgroups")
     controllers = files.text("/sys/fs/cgroup/cgroup.controllers")
     return Settings(
@@ -45,7 +45,7 @@ def read_settings(files: MachineFiles, topology: Topology) -> Settings:
         ),
         most_mappings=_number(files, "/proc/sys/vm/max_map_count"),
         zone_reclaim_mode=_number(files, "/proc/sys/vm/zone_reclaim_mode"),
-        huge_page_defrag=_chosen(files.text("/sys/kernel/mm/transparent_hugepage/defrag")),
+        huge_page_defrag=chosen_word(files.text("/sys/kernel/mm/transparent_hugepage/defrag")),
         has_unified_cgroups=None if controllers is None and version_1 is None else controllers is not None,
         has_cpuset_controller=None if controllers is None else "cpuset" in controllers.split(),
         has_node_directory=files.names("/sys/devices/system/node") is not None,
@@ -57,42 +57,12 @@ def read_settings(files: MachineFiles, topology: Topology) -> Settings:
     )
 
 
-def meminfo_bytes(text: str | None) -> dict[str, int]:
-    """Give the byte counts of /proc/meminfo by name."""
-    pairs = re.findall(r"^([\w()]+):\s*(\d{1,15}) kB", text or "", re.MULTILINE)
-    return {name: int(kibibytes) * KIB for name, kibibytes in pairs}
-
-
-def large_block_bytes(buddyinfo: str) -> dict[int, int]:
-    """Give the free bytes by node that lie in blocks of a huge page or more.
-
-    Source: proc(5), /proc/buddyinfo: columns count free blocks of 4 KiB, 8 KiB and so on by node and zone.
-    """
-    found: dict[int, int] = {}
-    for line in buddyinfo.splitlines():
-        match = re.fullmatch(r"Node\s+(\d{1,5}), zone\s+\S+((?:\s+\d+)+)\s*", line)
-        if match is None:
-            continue
-        sizes = (
-            int(count) * (SMALL_PAGE_BYTES << order)
-            for order, count in enumerate(match[2].split())
-            if SMALL_PAGE_BYTES << order >= HUGE_PAGE_BYTES
-        )
-        found[int(match[1])] = found.get(int(match[1]), 0) + sum(sizes)
-    return found
-
-
 def _number(files: MachineFiles, path: str) -> int | None:
     return parse_number(files.text(path))
 
 
 def _difference(memory: Mapping[str, int], total: str, free: str) -> int | None:
     return memory[total] - memory[free] if total in memory and free in memory else None
-
-
-def _chosen(text: str | None) -> str | None:
-    match = re.search(r"\[([\w+]+)\]", text or "")
-    return match[1] if match else None
 
 
 def _governors(files: MachineFiles) -> tuple[Governor, ...]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from planner import Effect, MemoryMode, Plan, Topology, machine_fingerprint
+from planner import Effect, Plan, Topology, machine_fingerprint
 from planner.cpulist import format_id_list, parse_id_list
-from planner.dropin import is_drop_in_needed, plan_cpu_ids
+from planner.dropin import drop_in_text, plan_cpu_ids
 from planner.quantity import count_of, format_bytes
 from stratad.doctor.check import Check, Finding, Group, Severity, fine, from_reason, unknown
 from stratad.doctor.facts import MachineFacts, RunningService
+from stratad.doctor.units import settings_of
 from stratad.stored_plan import unit_differences
+from stratad.unit_files import PLAN_PATH
 
 _APPLY = "sudo stratactl apply"
 # Settings that no unit of a pool should have, and what they do.
@@ -19,6 +21,8 @@ _HARMFUL: Mapping[str, str] = {
     "CPUQuota": "stops workers in the middle of a layer",
     "AllowedMemoryNodes": "turns a full node into a killed service",
 }
+# Settings of the plan's drop-in that another one may override.
+_PLANNED = ("AllowedCPUs", "NUMAPolicy", "NUMAMask")
 
 
 def configuration(facts: MachineFacts) -> Finding:
@@ -186,16 +190,12 @@ def _against_daemon(unit: Mapping[str, str]) -> list[str]:
 
 
 def _against_plan(plan: Plan | None, unit: Mapping[str, str]) -> list[str]:
-    if plan is None or not is_drop_in_needed(plan):
-        return []
-    memory = plan.process_memory
-    wanted = {"AllowedCPUs": format_id_list(plan_cpu_ids(plan))}
-    if memory.mode is not MemoryMode.DEFAULT:
-        wanted |= {"NUMAPolicy": memory.mode.value, "NUMAMask": format_id_list(memory.node_ids)}
+    drop_in = None if plan is None else drop_in_text(plan, str(PLAN_PATH))
+    wanted = settings_of(drop_in or "")
     return [
-        f"{name}={unit.get(name, '')} is not the plan's {value}"
-        for name, value in wanted.items()
-        if _same_form(unit.get(name, "")) != _same_form(value)
+        f"{name}={unit.get(name, '')} is not the plan's {wanted[name]}"
+        for name in _PLANNED
+        if name in wanted and _same_form(unit.get(name, "")) != _same_form(wanted[name])
     ]
 
 

@@ -26,8 +26,13 @@ def unit_settings(files: MachineFiles, unit: str) -> dict[str, str] | None:
     )
     if main is None:
         return None
+    return settings_of(main, *_drop_ins(files, unit))
+
+
+def settings_of(*texts: str) -> dict[str, str]:
+    """Give the last value of every setting in these files of one unit, in the order in which systemd reads them."""
     found: dict[str, str] = {}
-    for text in (main, *_drop_ins(files, unit)):
+    for text in texts:
         _take(text, found)
     return found
 

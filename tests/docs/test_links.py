@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.markdown import REPOSITORY, anchors, broken_links, documents
+from tests.docs.markdown import REPOSITORY, anchors, broken_links, documents, links
 
 
 @pytest.mark.parametrize("path", documents(), ids=lambda path: str(path.relative_to(REPOSITORY)))
@@ -37,8 +37,6 @@ def test_every_document_can_be_reached_from_the_index() -> None:
         if path in seen or path.suffix != ".md":
             continue
         seen.add(path)
-        from tests.docs.markdown import links
-
         targets = (link.partition("#")[0] for link in links(path) if ":" not in link)
         waiting += [(path.parent / target).resolve() for target in targets if target]
     left = {path for path in documents() if path not in seen and path.parent.name != "adr"}

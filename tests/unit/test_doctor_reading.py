@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from planner import Topology
-from planner.discover import topology_of
+from planner.discover import memory_fields, topology_of
 from planner.sysfs import MachineFiles
 from stratad.doctor import MachineFacts, examine
 from stratad.doctor.processes import read_service, read_surroundings, service_process_ids
-from stratad.doctor.reading import large_block_bytes, meminfo_bytes, read_settings
+from stratad.doctor.reading import read_settings
 from stratad.errors import StratadError
 from stratad.machine_archive import Recording
 from tests.support.doctor_machine import PROCESS_ID, Case, healthy
@@ -73,16 +73,8 @@ def test_a_wholly_damaged_machine_is_told_in_words(machine: Case, tmp_path: Path
     assert all(item.finding.message for item in report.items)
 
 
-def test_free_blocks_are_counted_from_two_mebibytes_on() -> None:
-    text = (
-        "Node 0, zone    DMA      1 1 1 1 1 1 1 1 1 3 1\n"
-        "Node 0, zone Normal 0 0 0 0 0 0 0 0 0 1 0\nNode 1, zone X oops"
-    )
-    assert large_block_bytes(text) == {0: (3 * 2 + 4 + 2) << 20}
-
-
 def test_meminfo_is_read_in_bytes() -> None:
-    assert meminfo_bytes("MemTotal:  16 kB\nHugePages_Total:   5\nActive(file): 2 kB") == {
+    assert memory_fields("MemTotal:  16 kB\nHugePages_Total:   5\nActive(file): 2 kB") == {
         "MemTotal": 16384,
         "Active(file)": 2048,
     }

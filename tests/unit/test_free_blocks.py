@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from planner.sysfs import Tree
-from stratad.free_blocks import free_huge_page_bytes
+from stratad.free_blocks import free_huge_page_bytes, large_block_bytes
 
 MIB = 1 << 20
 BUDDYINFO = """\
@@ -42,3 +42,11 @@ def test_blocks_of_two_mib_and_more_count(tmp_path: Path, node_ids: tuple[int, .
 @pytest.mark.parametrize("text", [None, "", "Node x, zone\n\nNode 0\nNode 0, zone Normal a b\n"])
 def test_what_cannot_be_read_is_no_memory(tmp_path: Path, text: str | None) -> None:
     assert free_huge_page_bytes(_tree(tmp_path, text), (0,)) == 0
+
+
+def test_free_blocks_are_counted_from_two_mebibytes_on() -> None:
+    text = (
+        "Node 0, zone    DMA      1 1 1 1 1 1 1 1 1 3 1\n"
+        "Node 0, zone Normal 0 0 0 0 0 0 0 0 0 1 0\nNode 1, zone X oops"
+    )
+    assert large_block_bytes(text) == {0: (3 * 2 + 4 + 2) << 20}

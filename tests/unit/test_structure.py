@@ -160,6 +160,20 @@ LAYERS = {
 }
 
 
+def test_the_table_of_layers_has_every_module() -> None:
+    text = (ROOT / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    table = text.partition("## Layers")[2].partition("In C++")[0]
+    named = {name.removeprefix("stratad.") for name in re.findall(r"`([\w.]+)`", table)}
+    modules = {
+        path.stem
+        for path in (ROOT / "stratad").iterdir()
+        if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
+    # The table names the metrics by their first module.
+    missing = {name for name in modules - named - {"__init__"} if not name.startswith("metrics_")}
+    assert not missing, f"add them to a row: {sorted(missing)}"
+
+
 def test_judging_and_concluding_touch_no_machine() -> None:
     """What decides is pure: no clock, no file, no process, no native side."""
     pure = ["bench/cases.py", "bench/conclude.py", "bench/results.py", "tune/judge.py", "tune/statistics.py"]
