@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from stratad import _native as native
-from stratad.apply import chosen_kernels
 from stratad.errors import ConfigurationError
+from stratad.native.apply import chosen_kernels
 from tests.support import gguf_models
 from tests.support.native import all_logits, load_owned, load_placed, load_plain, make_pool
 
