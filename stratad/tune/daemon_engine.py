@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from planner import plan_to_json
+from stratad.client import Request, ask_json
 from stratad.config import (
     Configuration,
     GpuSection,
@@ -34,7 +35,6 @@ from stratad.gguf.model import ModelFacts
 from stratad.gpu.expert_profile import FILE_NAME
 from stratad.state.runtime_directory import read_running
 from stratad.tune.arms import PlannedArm
-from stratad.tune.client import ask
 from stratad.tune.prompts import WARM_UP, Questions
 from stratad.tune.trial import ArmFailed, Trial
 
@@ -254,7 +254,7 @@ def _measured(endpoint: str, setting: Setting) -> Trial:
     if steps < 1 or decode_seconds <= 0 or prompt_seconds <= 0 or prompt_tokens < 1:
         raise DaemonError("measuring the arm", "the answers end at once: there is nothing to measure")
     text = "\x00".join(answer["choices"][0]["text"] for answer in answers)
-    placement = ask(endpoint, "/placement")
+    placement = ask_json(endpoint, Request("GET", "/placement"))
     return Trial(
         decode_tokens_per_second=steps / decode_seconds,
         prompt_tokens_per_second=prompt_tokens / prompt_seconds,
@@ -267,7 +267,8 @@ def _measured(endpoint: str, setting: Setting) -> Trial:
 
 def _answer(endpoint: str, prompt: str, token_count: int) -> Mapping[str, Any]:
     body = {"prompt": prompt, "max_tokens": token_count, "temperature": 0, "seed": 1}
-    return ask(endpoint, "/v1/completions", body, ANSWER_LIMIT_SECONDS)
+    request = Request("POST", "/v1/completions", body)
+    return ask_json(endpoint, request, answer_seconds=ANSWER_LIMIT_SECONDS)
 
 
 def _last_words(folder: Path) -> str:
