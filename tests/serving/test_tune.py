@@ -31,13 +31,14 @@ from stratad.gguf.model import read_model_facts
 from stratad.gpu.expert_profile import FILE_NAME
 from stratad.plan.facts import machine_facts
 from stratad.tune import ArmFailed
+from stratad.tune.child_daemon import signals_deferred
 from stratad.tune.daemon_engine import (
+    START_LIMIT_SECONDS,
     DaemonEngine,
     PageCache,
     Setting,
     prepare_page_cache,
     recorded_profile,
-    signals_deferred,
     started_daemon,
 )
 from stratad.tune.prompts import Questions
@@ -184,7 +185,7 @@ def test_a_start_fills_a_gpus_cache_by_the_recorded_profile_and_saves_its_own_in
     folder = tmp_path / "start"
     folder.mkdir()
     with started_daemon(folder, arm, setting) as child:
-        endpoint = child.wait_until_ready()
+        endpoint = child.wait_until_ready(START_LIMIT_SECONDS)
         reasons = {
             reason["code"]: reason for reason in ask_json(endpoint, Request("GET", "/status"))["reasons"]
         }
