@@ -24,20 +24,21 @@ from tests.serving.support.served import wait_until
 pytest.importorskip("stratad._native", reason="the native module is not built")
 
 from stratad.cli.tune import Contest, _contest
+from stratad.client import Request, ask_json
 from stratad.config import load_configuration
 from stratad.errors import DaemonError
 from stratad.gguf.model import read_model_facts
 from stratad.gpu.expert_profile import FILE_NAME
 from stratad.plan.facts import machine_facts
 from stratad.tune import ArmFailed
-from stratad.tune.client import ask
+from stratad.tune.child_daemon import signals_deferred
 from stratad.tune.daemon_engine import (
+    START_LIMIT_SECONDS,
     DaemonEngine,
     PageCache,
     Setting,
     prepare_page_cache,
     recorded_profile,
-    signals_deferred,
     started_daemon,
 )
 from stratad.tune.prompts import Questions
@@ -184,10 +185,13 @@ def test_a_start_fills_a_gpus_cache_by_the_recorded_profile_and_saves_its_own_in
     folder = tmp_path / "start"
     folder.mkdir()
     with started_daemon(folder, arm, setting) as child:
-        endpoint = child.wait_until_ready()
-        reasons = {reason["code"]: reason for reason in ask(endpoint, "/status")["reasons"]}
+        endpoint = child.wait_until_ready(START_LIMIT_SECONDS)
+        reasons = {
+            reason["code"]: reason for reason in ask_json(endpoint, Request("GET", "/status"))["reasons"]
+        }
         assert "it has format 0" in reasons["expert-profile-ignored"]["message"]
-        ask(endpoint, "/v1/completions", {"prompt": SHORT.prompts[0], "max_tokens": 8, "temperature": 0})
+        body = {"prompt": SHORT.prompts[0], "max_tokens": 8, "temperature": 0}
+        ask_json(endpoint, Request("POST", "/v1/completions", body))
     assert json.loads((folder / "state" / FILE_NAME).read_text())["scores"]
     assert (state / FILE_NAME).read_bytes() == recorded
 
