@@ -29,12 +29,10 @@ STRATAD_INLINE void arrange_k_quant(const int8_t* values, float scale, KQuantAct
   }
 }
 
-// The 16-byte headers of up to four rows, one in each lane: they are unpacked together. Lanes without a row
-// repeat the first one's.
-template <int kRowCount>
-STRATAD_INLINE __m512i load_headers(const char* const* rows, int64_t offset) {
-  const auto header = [=](int row) { return rows[row < kRowCount ? row : 0] + offset; };
-  return join_128(header(0), header(1), header(2), header(3));
+STRATAD_INLINE __m256i both_lanes(uint32_t first, uint32_t second, uint32_t third, uint32_t fourth) {
+  const int words[4] = {static_cast<int>(first), static_cast<int>(second), static_cast<int>(third),
+                        static_cast<int>(fourth)};
+  return _mm256_setr_epi32(words[0], words[1], words[2], words[3], words[0], words[1], words[2], words[3]);
 }
 
 // Of each lane's header: bytes 0-3 and 8-11 are the scales 0-3 and 4-7, the others the minima likewise.
@@ -42,14 +40,14 @@ STRATAD_INLINE __m512i load_headers(const char* const* rows, int64_t offset) {
 // Of the header's four words the second has the scales 0-3 in the lower 6 bits of its bytes and the upper 2
 // bits of the scales 4-7 above them, the third the same of the minima; the fourth has the lower 4 bits of
 // scales (low) and minima (high) 4-7.
-STRATAD_INLINE __m512i unpack_scales(__m512i headers) {
-  const __m512i low_shifts = _mm512_set4_epi32(2, 2, 0, 0), high_shifts = _mm512_set4_epi32(4, 0, 0, 0);
-  const __m512i low_bits = _mm512_set4_epi32(0x30303030, 0x30303030, 0x3f3f3f3f, 0x3f3f3f3f);
-  const __m512i high_bits = _mm512_set4_epi32(0x0f0f0f0f, 0x0f0f0f0f, 0, 0);
-  const __m512i low = _mm512_srlv_epi32(_mm512_shuffle_epi32(headers, _MM_PERM_CBCB), low_shifts);
-  const __m512i high = _mm512_srlv_epi32(_mm512_shuffle_epi32(headers, _MM_PERM_DDDD), high_shifts);
+STRATAD_INLINE __m256i unpack_scales(__m256i headers) {
+  const __m256i low_shifts = both_lanes(0, 0, 2, 2), high_shifts = both_lanes(0, 0, 0, 4);
+  const __m256i low_bits = both_lanes(0x3f3f3f3f, 0x3f3f3f3f, 0x30303030, 0x30303030);
+  const __m256i high_bits = both_lanes(0, 0, 0x0f0f0f0f, 0x0f0f0f0f);
+  const __m256i low = _mm256_srlv_epi32(_mm256_shuffle_epi32(headers, 0x99), low_shifts);
+  const __m256i high = _mm256_srlv_epi32(_mm256_shuffle_epi32(headers, 0xff), high_shifts);
   constexpr int kFirstAndSecondOrThird = 0xea;
-  return _mm512_ternarylogic_epi32(high, high_bits, _mm512_and_si512(low, low_bits), kFirstAndSecondOrThird);
+  return _mm256_ternarylogic_epi32(high, high_bits, _mm256_and_si256(low, low_bits), kFirstAndSecondOrThird);
 }
 
 // Shuffles one row's scales (in every lane) to 16-bit elements as _mm512_packs_epi32 leaves the products:
@@ -128,81 +126,108 @@ struct Q5KLayout {
 template <class Layout>
 struct KQuantType : Layout {
   static constexpr ggml_type kWeightType = Layout::kWeightType;
-  static constexpr int kRows = 4, kStepColumns = 256, kUnitColumns = 256, kStepBytes = Layout::kBytes;
+  static constexpr int kRows = 2, kStepColumns = 256, kUnitColumns = 256, kStepBytes = Layout::kBytes;
   using Activations = KQuantActivations;
 
   static void arrange(const int8_t* values, float scale, Activations& record) {
     arrange_k_quant(values, scale, record);
   }
 
-  template <int kRowCount, int kTokens>
-  struct Sums {
-    __m512 products[kTokens][kRowCount];
-    __m512 minima[kTokens];  // lane r of 128 bits: row r
+  template <int kRowCount>
+  struct Step {
+    static constexpr int kPairs = (kRowCount + 1) / 2;  // of rows, whose headers are unpacked together
 
-    [[gnu::always_inline]] Sums() {
-      for (int token = 0; token < kTokens; ++token) {
-        minima[token] = _mm512_setzero_ps();
-        for (int row = 0; row < kRowCount; ++row) products[token][row] = _mm512_setzero_ps();
-      }
+    __m512i weights[kRowCount][4], block_scales[kRowCount];
+    __m256i minimum_scales[kPairs];  // lane r of 128 bits: row r's, 16 bits each
+    __m128 scales[kPairs];           // scale, minimum of row 0, scale, minimum of row 1
+
+    [[gnu::always_inline]] void unpack(const char* const* rows, int64_t offset) {
+      for (int pair = 0; pair < kPairs; ++pair) unpack_headers(rows, offset, pair);
+      for (int row = 0; row < kRowCount; ++row) Layout::unpack(rows[row] + offset, weights[row]);
     }
 
-    [[gnu::always_inline]] void add(const char* const* rows, int64_t offset, const Activations* const* tokens,
-                                    int64_t step) {
-      const __m512i headers = load_headers<kRowCount>(rows, offset);
-      const __m512i unpacked = unpack_scales(headers);
+   private:
+    [[gnu::always_inline]] void unpack_headers(const char* const* rows, int64_t offset, int pair) {
+      const __m128i first = load_128(rows[2 * pair] + offset);
+      const __m128i second = load_128(rows[kRowCount == 1 ? 0 : 2 * pair + 1] + offset);
+      scales[pair] = _mm_cvtph_ps(_mm_unpacklo_epi32(first, second));
+      const __m256i unpacked = unpack_scales(_mm256_set_m128i(second, first));
       // To 16 bits, for the product with the block sums.
-      const __m512i minimum_scales = _mm512_shuffle_epi8(
-          unpacked, _mm512_set4_epi32(static_cast<int>(0x800f800e), static_cast<int>(0x800d800c),
-                                      static_cast<int>(0x80078006), static_cast<int>(0x80058004)));
-      // Scale, minimum of row 0, scale, minimum of row 1, ...
-      const __m512i first_words = _mm512_set4_epi32(12, 8, 4, 0);
-      const __m256 row_scales =
-          _mm256_cvtph_ps(_mm512_castsi512_si128(_mm512_permutexvar_epi32(first_words, headers)));
-      // Single values are spread to whole vectors by loads from here: the load ports have room, the one port
-      // that shuffles has none.
-      alignas(64) uint8_t scales[64];
-      alignas(64) float token_scales[kTokens][8];
-      _mm512_store_si512(scales, unpacked);
-      for (int token = 0; token < kTokens; ++token) {
-        const Activations& activations = tokens[token][step];
-        const __m256 both = _mm256_mul_ps(row_scales, _mm256_set1_ps(activations.scale));
-        _mm256_store_ps(token_scales[token], both);
-        const __m512i minimum = _mm512_madd_epi16(minimum_scales, repeat_128(activations.block_sums));
-        const __m512i odd = _mm512_setr_epi32(1, 1, 1, 1, 3, 3, 3, 3, 5, 5, 5, 5, 7, 7, 7, 7);
-        minima[token] =
-            _mm512_fmadd_ps(_mm512_cvtepi32_ps(minimum),
-                            _mm512_permutexvar_ps(odd, _mm512_castps256_ps512(both)), minima[token]);
-      }
-      // Or gcc would see through the stores and shuffle after all.
-      __asm__("" : "+m"(scales), "+m"(token_scales));
-      for (int row = 0; row < kRowCount; ++row) {
-        __m512i weights[4];
-        Layout::unpack(rows[row] + offset, weights);
-        const __m512i block_scales = spread_scales(repeat_128(scales + 16 * row));
-        for (int token = 0; token < kTokens; ++token) {
-          const int8_t* values = tokens[token][step].values;
-          // A sum of eight products is at most 31 * 127 * 8 = 31496 in magnitude and fits 16 bits: two
-          // vectors become one, and one multiplication scales both.
-          const __m512i even = sum_of_eight(weights[0], weights[1], values);
-          const __m512i odd = sum_of_eight(weights[2], weights[3], values + 128);
-          const __m512i sum = _mm512_madd_epi16(_mm512_packs_epi32(even, odd), block_scales);
-          products[token][row] = _mm512_fmadd_ps(
-              _mm512_cvtepi32_ps(sum), _mm512_set1_ps(token_scales[token][2 * row]), products[token][row]);
-        }
+      minimum_scales[pair] =
+          _mm256_shuffle_epi8(unpacked, both_lanes(0x80058004u, 0x80078006u, 0x800d800cu, 0x800f800eu));
+      // Lanes are spread to whole vectors by loads from here, see SpreadByLoads.
+      alignas(32) uint8_t memory[32];
+      _mm256_store_si256(reinterpret_cast<__m256i*>(memory), unpacked);
+      __asm__("" : "+m"(memory));
+      for (int row = 2 * pair; row < 2 * pair + 2 && row < kRowCount; ++row)
+        block_scales[row] = spread_scales(repeat_128(memory + row % 2 * 16));
+    }
+  };
+
+  template <int kRowCount, int kTokens>
+  struct Sums : RowSums<kRowCount, kTokens> {
+    using RowSums<kRowCount, kTokens>::products;
+    static constexpr int kPairs = Step<kRowCount>::kPairs;
+    __m256 minima[kTokens][kPairs];  // lane r of 128 bits: row r of the pair
+
+    [[gnu::always_inline]] Sums() {
+      for (auto& token : minima)
+        for (__m256& pair : token) pair = _mm256_setzero_ps();
+    }
+
+    [[gnu::always_inline]] void add(const Step<kRowCount>& step, const Activations& activations, int token) {
+      const __m256i block_sums = _mm256_broadcastsi128_si256(load_128(activations.block_sums));
+      for (int pair = 0; pair < kPairs; ++pair) {
+        const __m128 scales = _mm_mul_ps(step.scales[pair], _mm_set1_ps(activations.scale));
+        const SpreadByLoads spread(scales);
+        const __m256i minimum = _mm256_madd_epi16(step.minimum_scales[pair], block_sums);
+        const __m256 minimum_scales = _mm256_permutevar8x32_ps(_mm256_castps128_ps256(scales),
+                                                               _mm256_setr_epi32(1, 1, 1, 1, 3, 3, 3, 3));
+        minima[token][pair] =
+            _mm256_fmadd_ps(_mm256_cvtepi32_ps(minimum), minimum_scales, minima[token][pair]);
+        for (int row = 2 * pair; row < 2 * pair + 2 && row < kRowCount; ++row)
+          add_row(step, activations, spread[row % 2 * 2], row, products[token][row]);
       }
     }
 
     [[gnu::always_inline]] void finish(float* sums) const {
-      for (int token = 0; token < kTokens; ++token) {
-        __m512 minimum = minima[token];
-        minimum = _mm512_add_ps(minimum, _mm512_permute_ps(minimum, 0xb1));
-        minimum = _mm512_add_ps(minimum, _mm512_permute_ps(minimum, 0x4e));
-        const __m128 by_row =
-            _mm512_castps512_ps128(_mm512_permutexvar_ps(_mm512_set4_epi32(12, 8, 4, 0), minimum));
-        store_rows<kRowCount>(_mm_sub_ps(row_sums<kRowCount>(products[token]), by_row),
-                              sums + token * kRowCount);
+      constexpr int kCount = kTokens * kRowCount;
+      store_first<kCount>(_mm512_sub_ps(sums_of_lanes<kCount>(products[0]), sums_of_minima()), sums);
+    }
+
+   private:
+    [[gnu::always_inline]] void add_row(const Step<kRowCount>& step, const Activations& activations,
+                                        __m512 scale, int row, __m512& product) {
+      const __m512i* weights = step.weights[row];
+      // A sum of eight products is at most 31 * 127 * 8 = 31496 in magnitude and fits 16 bits: two vectors
+      // become one, and one multiplication scales both.
+      const __m512i even = sum_of_eight(weights[0], weights[1], activations.values);
+      const __m512i odd = sum_of_eight(weights[2], weights[3], activations.values + 128);
+      const __m512i sum = _mm512_madd_epi16(_mm512_packs_epi32(even, odd), step.block_scales[row]);
+      product = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scale, product);
+    }
+
+    // In the order of the sums.
+    [[gnu::always_inline]] __m512 sums_of_minima() const {
+      __m512 by_row;  // lane r of 128 bits: row r, token by token
+      if constexpr (kTokens == 1) {
+        by_row = _mm512_add_ps(minima_of(0), _mm512_permute_ps(minima_of(0), 0x4e));
+        by_row = _mm512_add_ps(by_row, _mm512_permute_ps(by_row, 0xb1));
+      } else {
+        by_row = sums_within_lanes(minima_of(0), minima_of(1), minima_of(2), minima_of(3));
       }
+      const auto from = [](int index) { return index % kRowCount * 4 + index / kRowCount % 4; };
+      return _mm512_permutexvar_ps(
+          _mm512_setr_epi32(from(0), from(1), from(2), from(3), from(4), from(5), from(6), from(7), from(8),
+                            from(9), from(10), from(11), from(12), from(13), from(14), from(15)),
+          by_row);
+    }
+
+    // Lane r of 128 bits: row r.
+    [[gnu::always_inline]] __m512 minima_of(int token) const {
+      const __m256* pairs = minima[token < kTokens ? token : 0];
+      const __m512 first = _mm512_castps256_ps512(pairs[0]);
+      return kPairs == 1 ? first : _mm512_insertf32x8(first, pairs[kPairs - 1], 1);
     }
   };
 };
