@@ -245,18 +245,15 @@ struct KQuantPanel : ScaledStepPanel<KQuantType<Layout>> {
     __m512 minimum_scale;
   };
 
-  // See arrange_k_quant.
-  static constexpr int value_offset(int block, int part) {
-    return block % 2 * 128 + part / 4 * 64 + block / 2 * 16 + part % 4 * 4;
-  }
+  static constexpr int value_offset(int block, int part) { return k_quant_value_offset(block, part); }
   STRATAD_INLINE __m512i start(const KQuantActivations&, int) { return _mm512_setzero_si512(); }
 
   STRATAD_INLINE __m512 finish(__m512 total, const Step& step, const KQuantActivations& activations,
                                __m512 sum) {
     __m512i minimum = _mm512_setzero_si512();
     for (int pair = 0; pair < 4; ++pair)
-      minimum =
-          _mm512_dpwssd_epi32(minimum, step.minima[pair], broadcast_32(activations.block_sums + 2 * pair));
+      minimum = _mm512_dpwssd_epi32(minimum, step.minima[pair],
+                                    broadcast_32(activations.block_sums + block_sum_index(2 * pair)));
     const __m512 product = _mm512_fnmadd_ps(_mm512_cvtepi32_ps(minimum), step.minimum_scale, total);
     return _mm512_fmadd_ps(product, _mm512_set1_ps(activations.scale), sum);
   }

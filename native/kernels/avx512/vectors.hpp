@@ -93,6 +93,21 @@ STRATAD_INLINE __m512 two_sums_within_lanes(__m512 first, __m512 second) {
   return _mm512_add_ps(both, _mm512_permute_ps(both, 0x4e));
 }
 
+// The four lanes of 128 bits of each vector added up, one behind the other.
+STRATAD_INLINE __m512 sums_across_lanes(__m512 first, __m512 second, __m512 third, __m512 fourth) {
+  constexpr int kLowerHalves = 0x44, kUpperHalves = 0xee, kEven = 0x88, kOdd = 0xdd;
+  const auto halves = [](__m512 lower, __m512 upper) {
+    return _mm512_add_ps(_mm512_shuffle_f32x4(lower, upper, kLowerHalves),
+                         _mm512_shuffle_f32x4(lower, upper, kUpperHalves));
+  };
+  const __m512 lower = halves(first, second), upper = halves(third, fourth);
+  return _mm512_add_ps(_mm512_shuffle_f32x4(lower, upper, kEven), _mm512_shuffle_f32x4(lower, upper, kOdd));
+}
+
+STRATAD_INLINE __m512 sums_across_lanes(__m512 first, __m512 second) {
+  return sums_across_lanes(first, second, first, second);
+}
+
 // The sums of the 16 lanes of each vector, at most 16 of them; what lies behind them in the result means
 // nothing. All go through the same tree, so that a sum's bits do not depend on how many there are.
 template <int kCount>
@@ -109,14 +124,8 @@ STRATAD_INLINE __m512 sums_of_lanes(const __m512* vectors) {
     return _mm512_castps128_ps512(
         _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1)));
   }
-  constexpr int kLowerHalves = 0x44, kUpperHalves = 0xee, kEven = 0x88, kOdd = 0xdd;
-  const auto eight = [=](__m512 lower, __m512 upper) {
-    return _mm512_add_ps(_mm512_shuffle_f32x4(lower, upper, kLowerHalves),
-                         _mm512_shuffle_f32x4(lower, upper, kUpperHalves));
-  };
-  const __m512 first = eight(four(0), four(4));
-  const __m512 last = kCount > 8 ? eight(four(8), four(12)) : first;
-  return _mm512_add_ps(_mm512_shuffle_f32x4(first, last, kEven), _mm512_shuffle_f32x4(first, last, kOdd));
+  if constexpr (kCount <= 8) return sums_across_lanes(four(0), four(4));
+  return sums_across_lanes(four(0), four(4), four(8), four(12));
 }
 
 // Stores at least the first kCount of them. Masked stores would write no more, but cost Zen 4 a tenth of a
@@ -138,8 +147,8 @@ STRATAD_INLINE void copy_padded(const char* from, int64_t count, char* to) {
   }
 }
 
-// At most four numbers, each to be spread to a whole vector by a load: the load ports have room, the one that
-// shuffles has none.
+// At most eight numbers, one or four of which can be spread to a whole vector by a load: the load ports have
+// room, the one that shuffles has none.
 class SpreadByLoads {
  public:
   [[gnu::always_inline]] explicit SpreadByLoads(__m128 numbers) {
@@ -147,10 +156,17 @@ class SpreadByLoads {
     // Or gcc would see through the store and shuffle after all.
     __asm__("" : "+m"(memory_));
   }
+  [[gnu::always_inline]] explicit SpreadByLoads(__m256 numbers) {
+    _mm256_store_ps(memory_, numbers);
+    __asm__("" : "+m"(memory_));
+  }
   [[gnu::always_inline]] __m512 operator[](int index) const { return _mm512_set1_ps(memory_[index]); }
+  [[gnu::always_inline]] __m512 four(int first) const {
+    return _mm512_broadcast_f32x4(_mm_load_ps(memory_ + first));
+  }
 
  private:
-  alignas(16) float memory_[4];
+  alignas(32) float memory_[8];
 };
 
 // The 16-bit floats at one place of each row.
