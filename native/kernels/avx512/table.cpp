@@ -24,10 +24,10 @@ constexpr RowKernel kernel(Quantise* quantise, MultiplyPanels* panels = nullptr)
           panels};
 }
 
-template <class Layout>
+template <class Book>
 constexpr RowKernel code_book_kernel() {
-  using Format = SteppedFormat<CodeBookType<Layout>>;
-  return kernel<Format>(quantise_to_q8_0<Format>, multiply_panels<CodeBookPanel<Layout>>);
+  using Format = SteppedFormat<CodeBookType<Book>>;
+  return kernel<Format>(quantise_to_q8_0<Format>, multiply_panels<CodeBookPanel<Book>>);
 }
 
 template <class Layout>
@@ -42,9 +42,9 @@ constexpr RowKernel kKernels[] = {
     kernel<Q6KFormat>(quantise_to_q8_k<Q6KFormat>, multiply_panels<Q6KPanel>),
     kernel<IQ4XSFormat>(quantise_to_q8_k<IQ4XSFormat>, multiply_panels<IQ4XSPanel>),
     kernel<Q80Format>(quantise_to_q8_0<Q80Format>, multiply_panels<Q80Panel>),
-    code_book_kernel<Q40Layout>(),
-    code_book_kernel<IQ4NLLayout>(),
-    code_book_kernel<MXFP4Layout>(),
+    code_book_kernel<Q40Book>(),
+    code_book_kernel<IQ4NLBook>(),
+    code_book_kernel<MXFP4Book>(),
     kernel<BF16Format>(round_to_16_bits<BF16Format>),
     kernel<F16Format>(round_to_16_bits<F16Format>),
 };
