@@ -4,12 +4,15 @@
 
 #include <span>
 
+#include "kernels/attention.hpp"
 #include "kernels/row_kernel.hpp"
 
 namespace stratad {
 
 std::span<const RowKernel> avx2_row_kernels() noexcept;
 std::span<const RowKernel> avx512_row_kernels() noexcept;
+const AttentionKernel& avx2_attention_kernel() noexcept;
+const AttentionKernel& avx512_attention_kernel() noexcept;
 
 // What RowKernel::multiply_panels and multiply_tiles are.
 using MultiplyMany = void(const char* rows, int64_t row_count, size_t row_bytes, int64_t columns,
