@@ -18,6 +18,7 @@
 #include "engine/model.hpp"
 #include "engine/sampler.hpp"
 #include "gpu/gpu_offload.hpp"
+#include "kernels/tiles.hpp"
 #include "pool/pool.hpp"
 
 namespace py = pybind11;
@@ -235,6 +236,7 @@ void bind_device(py::module_& module) {
       py::arg("max_pool_tokens") = std::nullopt, py::arg("fuse_chains") = true, py::arg("kernels") = "ggml");
   module.def("supported_kernels", &supported_kernels);
   module.def("has_panels", &kernels_have_panels, py::arg("kernels"));
+  module.def("prepare_tiles", [](Pool& pool) { return prepare_tiles(pool); }, py::arg("pool"), ReleaseGil());
   module.attr("ROW_BY_ROW_TOKENS") = kRowByRowTokens;
   module.def("device_counters", &device_counters, ReleaseGil());
 }
