@@ -12,9 +12,9 @@
 #include <optional>
 #include <vector>
 
+#include "backend/batch_limits.hpp"
 #include "ggml-backend.h"
 #include "ggml-cpu.h"
-#include "kernels/row_kernel.hpp"
 #include "pool/pool.hpp"
 
 namespace stratad {
@@ -27,8 +27,7 @@ struct DeviceOptions {
   // kRowByRowTokens, from where ggml's tiled kernels win (ADR 0001).
   std::optional<int> max_pool_tokens;
   bool fuse_chains = true;  // off: op by op, for tests
-  // Row kernels for the types that have them; none: ggml's dot products, with ggml's bits.
-  std::optional<InstructionSet> kernels;
+  ProductSettings products;
   // Own mode: a smaller dense product is not worth waking the pool for.
   size_t smallest_product_bytes = size_t{16} << 10;
 };

@@ -37,8 +37,7 @@ DeviceState& DeviceState::instance() {
 bool DeviceState::takes_batch(const ggml_tensor* weight, int64_t tokens) const noexcept {
   if (const auto limit = max_pool_tokens.load(std::memory_order_relaxed)) return tokens <= *limit;
   const auto set = kernels.load(std::memory_order_relaxed);
-  return tokens <= kRowByRowTokens ||
-         (set && WeightProduct(weight, 0, weight->ne[1], set).multiplies_by_panels(tokens));
+  return tokens <= kRowByRowTokens || (set && WeightProduct(weight, 0, weight->ne[1], set).has_panels());
 }
 
 bool DeviceState::takes_experts(const ggml_tensor* node) const noexcept {
@@ -48,7 +47,7 @@ bool DeviceState::takes_experts(const ggml_tensor* node) const noexcept {
 
 int DeviceState::run_experts(ggml_cgraph* graph, int first) {
   if (fuse_chains.load(std::memory_order_relaxed)) {
-    if (const auto chain = match_chain(graph, first, kernels)) {
+    if (const auto chain = match_chain(graph, first, products)) {
       chain_job.prepare(*chain, *pool);
       run(chain_job, counters.expert_bytes);
       ++counters.fused_chains;
@@ -56,7 +55,7 @@ int DeviceState::run_experts(ggml_cgraph* graph, int first) {
     }
   }
   ++counters.fallback_operations;
-  product_job.prepare(ggml_graph_node(graph, first), *pool, kernels);
+  product_job.prepare(ggml_graph_node(graph, first), *pool, products);
   run(product_job, counters.expert_bytes);
   return 1;
 }

@@ -40,7 +40,8 @@ struct DeviceState {
   std::atomic<int> slice_count{0};  // of the pool attached last
   std::atomic<std::optional<int>> max_pool_tokens;
   std::atomic<bool> fuse_chains{DeviceOptions{}.fuse_chains};
-  std::atomic<std::optional<InstructionSet>> kernels;
+  std::atomic<std::optional<InstructionSet>> kernels;  // those of `products`
+  ProductSettings products;
   size_t smallest_product_bytes = DeviceOptions{}.smallest_product_bytes;
   DeviceTotals counters;
   std::vector<std::unique_ptr<Lane>> lanes;  // one for each worker; the first is the calling thread's

@@ -107,10 +107,13 @@ int part_count(const ggml_tensor* weight) noexcept {
 }
 
 WeightProduct::WeightProduct(const ggml_tensor* weight_, int64_t first_row_, int64_t row_count_,
-                             std::optional<InstructionSet> set) noexcept
-    : weight(weight_), first_row(first_row_), row_count(row_count_) {
+                             const ProductSettings& settings) noexcept
+    : weight(weight_),
+      first_row(first_row_),
+      row_count(row_count_),
+      limits(settings.limits_of(weight_->type)) {
   const auto* traits = ggml_get_type_traits_cpu(weight->type);
-  if (set) kernel = find_row_kernel(weight->type, *set);
+  if (settings.kernels) kernel = find_row_kernel(weight->type, *settings.kernels);
   if (kernel != nullptr && columns() % kernel->column_unit != 0) kernel = nullptr;
   if (kernel != nullptr) {
     activation_row_bytes = kernel->activation_bytes(columns());
