@@ -1,7 +1,8 @@
 // How weights are multiplied: which kernels, and from how many tokens on in which way.
 //
-// The limits decide bits: rows one by one and panels form sums in another order. So they are set once, before
-// contexts compute, and whoever keeps results over a restart notes them (stratad/prompt_place.py).
+// The limits decide bits: rows one by one, panels and ggml's kernels form sums in different orders. So they
+// are set once, before contexts compute, and whoever keeps results over a restart notes them
+// (stratad/prompt_place.py).
 #pragma once
 
 #include <array>
@@ -21,8 +22,12 @@ struct BatchLimits {
   // From here on by panels, where the kernel has them. 8 was right on the first machine (docs/BENCHMARKS.md);
   // `stratactl bench` finds it for this one.
   int panel_tokens = 8;
-  // From here on by tiles, where kernel and CPU have them; they have the bits of panels.
+  // From here on by tiles, where the kernel has them; they have the bits of panels. Only after
+  // prepare_tiles() (kernels/tiles.hpp) had no objection.
   int tile_tokens = kNoTokens;
+  // The most that the pool takes; more are ggml's. Of experts on average: a batch is declined before anybody
+  // knows which of them it uses. None: what is built in (DeviceState::takes_batch).
+  std::optional<int> expert_pool_tokens, dense_pool_tokens;
 };
 
 struct ProductSettings {

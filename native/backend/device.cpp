@@ -139,6 +139,10 @@ void set_device_options(const DeviceOptions& options) {
   device.fuse_chains.store(options.fuse_chains, std::memory_order_relaxed);
   const std::lock_guard guard(device.mutex);
   device.kernels = options.products.kernels;
+  for (size_t type = 0; type < GGML_TYPE_COUNT; ++type) {
+    device.expert_pool_tokens[type] = options.products.limits[type].expert_pool_tokens;
+    device.dense_pool_tokens[type] = options.products.limits[type].dense_pool_tokens;
+  }
   device.products = options.products;
   device.smallest_product_bytes = options.smallest_product_bytes;
 }

@@ -23,8 +23,9 @@ inline constexpr int kRowByRowTokens = 8;
 
 struct DeviceOptions {
   // Batches of more tokens are left to ggml's CPU backend, which computes them on our arena in place. None:
-  // the pool takes any batch whose weights have panels (RowKernel::multiply_panels), and of others only
-  // kRowByRowTokens, from where ggml's tiled kernels win (ADR 0001).
+  // what was measured for the weight's type (BatchLimits). Without that the pool takes any batch whose
+  // weights have panels (RowKernel::multiply_panels), and of others only kRowByRowTokens, from where ggml's
+  // tiled kernels win (ADR 0001).
   std::optional<int> max_pool_tokens;
   bool fuse_chains = true;  // off: op by op, for tests
   ProductSettings products;

@@ -50,7 +50,7 @@ bool OwnGraph::is_for_ggml() const noexcept {
     const ggml_tensor* node = ggml_graph_node(graph_, index);
     if (is_empty_operation(node) || kind_of(node) == Kind::kSmall) continue;
     const bool is_product = node->op == GGML_OP_MUL_MAT || node->op == GGML_OP_MUL_MAT_ID;
-    if (tokens <= kRowByRowTokens || (is_product && device_.takes_batch(node->src[0], tokens))) return false;
+    if (tokens <= kRowByRowTokens || (is_product && device_.takes_batch(node, tokens))) return false;
   }
   return true;
 }
@@ -94,7 +94,7 @@ OwnGraph::Kind OwnGraph::kind_of_product(const ggml_tensor* node) const noexcept
   const int64_t tokens = node->src[1]->ne[1];
   const bool has_kernel =
       WeightProduct(node->src[0], 0, node->src[0]->ne[1], device_.products).kernel != nullptr;
-  if (is_row_product(node) && (tokens == 1 || (has_kernel && device_.takes_batch(node->src[0], tokens))))
+  if (is_row_product(node) && (tokens == 1 || (has_kernel && device_.takes_batch(node, tokens))))
     return Kind::kDense;
   return is_lane_product(node) ? Kind::kLaneProduct : Kind::kSmall;
 }

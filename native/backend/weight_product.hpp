@@ -57,11 +57,10 @@ struct WeightProduct {
   const char* address(const RowRun& run) const noexcept { return address(run.matrix, run.rows.begin); }
   size_t row_bytes() const noexcept { return weight->nb[1]; }
   int64_t columns() const noexcept { return weight->ne[0]; }
-  // Whether so many tokens are multiplied by panels of rows (RowKernel::multiply_panels).
-  bool multiplies_by_panels(int64_t token_count) const noexcept {
-    return has_panels() && token_count >= limits.panel_tokens;
-  }
   bool has_panels() const noexcept { return kernel != nullptr && kernel->multiply_panels != nullptr; }
+  // What multiplies so many tokens at once, tiles or panels; null: rows one by one.
+  using BatchMultiply = decltype(RowKernel::multiply_panels);
+  BatchMultiply batch_multiply(int64_t token_count) const noexcept;
   // Whether both read activations in the same form, so that one quantised row serves both.
   bool shares_activations_with(const WeightProduct& other) const noexcept;
 };

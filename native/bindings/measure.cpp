@@ -36,13 +36,6 @@ auto interruptible(Call call) {
   }
 }
 
-ggml_type type_named(const std::string& wanted) {
-  for (int type = 0; type < GGML_TYPE_COUNT; ++type)
-    if (const char* name = ggml_type_name(static_cast<ggml_type>(type)); name != nullptr && wanted == name)
-      return static_cast<ggml_type>(type);
-  throw std::invalid_argument("no weight type is called '" + wanted + "'");
-}
-
 void bind_batches(py::module_& module) {
   py::enum_<BatchPath>(module, "BatchPath")
       .value("ROWS", BatchPath::kRows)
@@ -55,7 +48,7 @@ void bind_batches(py::module_& module) {
   py::class_<BatchProbe>(module, "BatchProbe")
       .def(py::init([](std::shared_ptr<Pool> pool, const std::string& weight_type, const std::string& kernels,
                        int64_t rows, int64_t columns, int64_t matrix_count, int64_t used_count) {
-             const BatchShape shape{type_named(weight_type), rows, columns, matrix_count, used_count};
+             const BatchShape shape{weight_type_named(weight_type), rows, columns, matrix_count, used_count};
              return interruptible([&](const GoOn& go_on) {
                return std::make_unique<BatchProbe>(shape, std::move(pool), kernels_named(kernels),
                                                    [&go_on](const char*, double) { return go_on(); });

@@ -56,6 +56,11 @@ struct RowKernel {
   void (*multiply_panels)(const char* rows, int64_t row_count, size_t row_bytes, int64_t columns,
                           const void* const* activations, int token_count,
                           float* const* outputs) noexcept = nullptr;
+  // The same with the same bits, by the CPU's tile registers (AMX). To be called only after prepare_tiles()
+  // (kernels/tiles.hpp) had no objection. Null where the kernel has none.
+  void (*multiply_tiles)(const char* rows, int64_t row_count, size_t row_bytes, int64_t columns,
+                         const void* const* activations, int token_count,
+                         float* const* outputs) noexcept = nullptr;
 };
 
 // Whether this CPU has all that the kernels of a set use.

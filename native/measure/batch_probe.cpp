@@ -9,6 +9,7 @@
 
 #include "backend/ggml_threads.hpp"
 #include "ggml-backend.h"
+#include "kernels/tiles.hpp"
 #include "placement/thread_affinity.hpp"
 
 namespace stratad {
@@ -23,6 +24,15 @@ std::vector<int> cpus_of(const Pool& pool) {
   for (const WorkerSeat& worker : pool.layout().workers)
     if (worker.cpu_id) cpu_ids.push_back(*worker.cpu_id);
   return cpu_ids;
+}
+
+// Ordinary activations. Their repetition is nothing that a kernel's time depends on.
+void fill_repeated(float* values, int64_t count) {
+  constexpr int64_t kPeriod = 4096;
+  std::mt19937 random(3);
+  std::normal_distribution<float> normal;
+  std::generate_n(values, std::min(kPeriod, count), [&] { return normal(random); });
+  for (int64_t index = kPeriod; index < count; ++index) values[index] = values[index - kPeriod];
 }
 
 void require(bool holds, const std::string& what) {
@@ -53,6 +63,7 @@ BatchProbe::BatchProbe(const BatchShape& shape, std::shared_ptr<Pool> pool,
   const size_t bytes =
       ggml_row_size(shape.type, shape.columns) * static_cast<size_t>(shape.rows * shape.matrix_count);
   weights_ = place_weights(shape.type, shape.columns, bytes, pool_, progress);
+  may_use_tiles_ = prepare_tiles(*pool_).empty();
   threads_ = start_ggml_threads(pool_->worker_count(), cpus_of(*pool_));
   ggml_ = ggml_backend_cpu_init();
   ggml_backend_cpu_set_n_threads(ggml_, pool_->worker_count());
@@ -71,7 +82,7 @@ bool BatchProbe::offers(BatchPath path) const noexcept {
     case BatchPath::kPanels:
       return fits && kernel->multiply_panels != nullptr;
     case BatchPath::kTiles:
-      return false;
+      return fits && kernel->multiply_tiles != nullptr && may_use_tiles_;
     default:
       return true;
   }
@@ -120,9 +131,7 @@ BatchProbe::Product& BatchProbe::product_of(BatchForm form, int tokens_per_matri
   weight->data = weights_->bytes().data();
   input->data = made->input.of(static_cast<size_t>(ggml_nelements(input)));
   made->node->data = made->output.of(static_cast<size_t>(ggml_nelements(made->node)));
-  std::mt19937 random(3);
-  std::normal_distribution<float> normal;
-  std::generate_n(static_cast<float*>(input->data), ggml_nelements(input), [&] { return normal(random); });
+  fill_repeated(static_cast<float*>(input->data), ggml_nelements(input));
   std::fill_n(static_cast<float*>(made->node->data), ggml_nelements(made->node), 0.f);  // touched, not timed
   made->graph = ggml_new_graph(context);
   ggml_build_forward_expand(made->graph, made->node);
@@ -132,8 +141,10 @@ BatchProbe::Product& BatchProbe::product_of(BatchForm form, int tokens_per_matri
 
 ProductSettings BatchProbe::settings_of(BatchPath path) const noexcept {
   ProductSettings settings(kernels_);
-  settings.limits.fill({.panel_tokens = path == BatchPath::kRows ? kNoTokens : 1,
-                        .tile_tokens = path == BatchPath::kTiles ? 1 : kNoTokens});
+  BatchLimits limits;
+  limits.panel_tokens = path == BatchPath::kRows ? kNoTokens : 1;
+  limits.tile_tokens = path == BatchPath::kTiles ? 1 : kNoTokens;
+  settings.limits.fill(limits);
   return settings;
 }
 

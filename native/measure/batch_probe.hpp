@@ -60,6 +60,7 @@ class BatchProbe {
   DenseJob dense_job_;
   ggml_threadpool_t threads_ = nullptr;
   ggml_backend_t ggml_ = nullptr;
+  bool may_use_tiles_ = false;
 };
 
 }  // namespace stratad
