@@ -38,6 +38,7 @@ Recorded = TypeVar("Recorded")
 
 # Where `stratactl bench` and `tune` leave what they measured of this machine.
 STATE_DIRECTORY = Path("/var/lib/stratad")
+BENCH_FILE_NAME = "bench.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +174,7 @@ def machine_calibration(
     Raises:
         StratadError: When a named file is missing, or a file is damaged.
     """
-    bench_path = _recorded_path(benchmark, state_directory, "bench.json")
+    bench_path = _recorded_path(benchmark, state_directory, BENCH_FILE_NAME)
     tune_path = _recorded_path(tuning, state_directory, "tune.json")
     if bench_path is None and tune_path is None:
         return None

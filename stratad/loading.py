@@ -11,6 +11,7 @@ from pathlib import Path
 from planner import Effect, Plan, Policy, Reason, Topology, plan_to_dict
 from stratad import journal
 from stratad.apply import open_runner
+from stratad.batch_limits import PoolLimits
 from stratad.config import Configuration
 from stratad.errors import LoadCancelled, PlacementError
 from stratad.expert_profile import read_profile
@@ -52,6 +53,7 @@ class Loading:
     notifier: Notifier
     stop: StopSignals
     profile_path: Path
+    limits: PoolLimits
     is_first: bool = True
     _shown_seconds: float = 0.0
     _shown_stage: str = ""
@@ -67,7 +69,13 @@ class Loading:
             profile, ignored = read_profile(self.profile_path, self.model) if self.gpus.gpus else ({}, None)
             self.tell(() if ignored is None else (ignored,))
             runner = open_runner(
-                plan, self.model, self.configuration, self._progress, gpus=self.gpus.gpus, profile=profile
+                plan,
+                self.model,
+                self.configuration,
+                self._progress,
+                gpus=self.gpus.gpus,
+                profile=profile,
+                limits=self.limits,
             )
         except LoadCancelled:
             self._leave_if_asked()

@@ -10,7 +10,8 @@ from planner import Plan, Topology
 from planner.sysfs import Tree
 from stratad import journal
 from stratad.access import Access
-from stratad.apply import apply_process_memory
+from stratad.apply import apply_process_memory, chosen_kernels
+from stratad.batch_limits import starting_limits
 from stratad.config import Configuration, Environment
 from stratad.errors import DeviceError
 from stratad.expert_profile import FILE_NAME
@@ -22,7 +23,7 @@ from stratad.metrics import Metrics, Sample
 from stratad.model import read_model_facts
 from stratad.own_unit import restart_count
 from stratad.prompt_place import saved_prompts_place
-from stratad.reason_log import warn_of
+from stratad.reason_log import tell, warn_of
 from stratad.runtime_directory import published, runtime_directory
 from stratad.server import HttpServer, create_app, open_listener
 from stratad.service import Service
@@ -57,7 +58,17 @@ def run_daemon(
         configuration, reductions = with_fitting_memory(configuration, model, topology)
         gpus = starting_gpus(topology, configuration)
         plan, findings = starting_plan(topology, model, configuration, environment, gpus)
-        place, no_place = saved_prompts_place(configuration, environment, model)
+        state_directory = environment.state_directory or STATE_DIRECTORY
+        limits, limited = starting_limits(
+            configuration.placement,
+            chosen_kernels(configuration.placement.kernels),
+            topology,
+            state_directory,
+        )
+        if limited is not None:
+            tell(limited)
+            findings = (*findings, limited)
+        place, no_place = saved_prompts_place(configuration, environment, model, limits)
         reductions = (*reductions, *([no_place] if no_place else []))
         for reduction in reductions:
             warn_of(reduction)
@@ -70,9 +81,18 @@ def run_daemon(
         access = Access(service, environment.credentials_directory, stop.request_stop)
         access.read(configuration)
         with _listening(configuration, environment, access, metrics) as (server, directory):
-            profile = (environment.state_directory or STATE_DIRECTORY) / FILE_NAME
+            profile = state_directory / FILE_NAME
             loading = Loading(
-                configuration, topology, model, gpus, directory, service, notifier, stop, profile_path=profile
+                configuration,
+                topology,
+                model,
+                gpus,
+                directory,
+                service,
+                notifier,
+                stop,
+                profile_path=profile,
+                limits=limits,
             )
             serving = Serving(loading, environment, access, metrics, place, read_again_fitting)
             while (failure := serve(serving, plan)) is not None:

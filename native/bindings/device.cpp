@@ -38,12 +38,6 @@ bool kernels_have_panels(const std::string& kernels) {
   return set && has_panels(*set);
 }
 
-bool weight_has_panels(const std::string& weight_type, const std::string& kernels) {
-  const auto set = kernels_named(kernels);
-  const RowKernel* kernel = set ? find_row_kernel(weight_type_named(weight_type), *set) : nullptr;
-  return kernel != nullptr && kernel->multiply_panels != nullptr;
-}
-
 // The weight types that these kernels are for.
 std::vector<std::string> kernel_types(const std::string& kernels) {
   std::vector<std::string> names;
@@ -118,7 +112,6 @@ void bind_device(py::module_& module) {
       py::arg("limits") = std::map<std::string, BatchLimits>{});
   module.def("supported_kernels", &supported_kernels);
   module.def("has_panels", &kernels_have_panels, py::arg("kernels"));
-  module.def("weight_has_panels", &weight_has_panels, py::arg("weight_type"), py::arg("kernels"));
   module.def("kernel_types", &kernel_types, py::arg("kernels"));
   module.def("prepare_tiles", [](Pool& pool) { return prepare_tiles(pool); }, py::arg("pool"), ReleaseGil());
   module.attr("ROW_BY_ROW_TOKENS") = kRowByRowTokens;

@@ -37,6 +37,12 @@ auto interruptible(Call call) {
 }
 
 void bind_batches(py::module_& module) {
+  module.def(
+      "can_place_weights",
+      [](const std::string& weight_type, int64_t columns) {
+        return can_place_weights(weight_type_named(weight_type), columns);
+      },
+      py::arg("weight_type"), py::arg("columns"));
   py::enum_<BatchPath>(module, "BatchPath")
       .value("ROWS", BatchPath::kRows)
       .value("PANELS", BatchPath::kPanels)

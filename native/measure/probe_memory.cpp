@@ -54,10 +54,14 @@ std::shared_ptr<Arena> place_probe_memory(size_t size_bytes, std::shared_ptr<Poo
                        progress);
 }
 
+bool can_place_weights(ggml_type type, int64_t columns) noexcept {
+  return ggml_blck_size(type) > 0 && columns > 0 && columns % ggml_blck_size(type) == 0 &&
+         !ggml_quantize_requires_imatrix(type) && ggml_get_type_traits(type)->from_float_ref != nullptr;
+}
+
 std::shared_ptr<Arena> place_weights(ggml_type type, int64_t columns, size_t size_bytes,
                                      std::shared_ptr<Pool> pool, const Progress& progress) {
-  if (columns < 1 || columns % ggml_blck_size(type) != 0 || ggml_quantize_requires_imatrix(type) ||
-      ggml_get_type_traits(type)->from_float_ref == nullptr)
+  if (!can_place_weights(type, columns))
     throw std::invalid_argument("rows of " + std::to_string(columns) + " weights of type " +
                                 ggml_type_name(type) + " cannot be made");
   const size_t size = (std::max<size_t>(1, size_bytes) + kPageBytes - 1) / kPageBytes * kPageBytes;

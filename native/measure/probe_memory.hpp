@@ -21,8 +21,11 @@ size_t probe_matrix_bytes() noexcept;
 std::shared_ptr<Arena> place_probe_memory(size_t size_bytes, std::shared_ptr<Pool> pool,
                                           const Progress& progress);
 
-// Likewise `size_bytes` (rounded up to whole pages) of rows of any type. Throws std::invalid_argument for a
-// type that cannot be made out of floats alone, or columns that are no multiple of its block.
+// Whether rows of this type and length can be made out of floats alone.
+bool can_place_weights(ggml_type type, int64_t columns) noexcept;
+
+// Likewise `size_bytes` (rounded up to whole pages) of rows of any type. Throws std::invalid_argument
+// where can_place_weights() says no.
 std::shared_ptr<Arena> place_weights(ggml_type type, int64_t columns, size_t size_bytes,
                                      std::shared_ptr<Pool> pool, const Progress& progress);
 

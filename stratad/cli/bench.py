@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +12,8 @@ import click
 
 from planner import Effect, Topology
 from planner.sysfs import Tree
-from stratad.bench.cases import Programme, bench_nodes, programme
+from stratad.bench.batch_cases import BatchPlan, WeightShape, batch_cases, shapes_of, usual_shapes
+from stratad.bench.cases import Programme, bench_nodes, largest_node, programme
 from stratad.bench.conclude import conclude
 from stratad.bench.document import bench_document
 from stratad.bench.measure import (
@@ -21,6 +24,7 @@ from stratad.bench.measure import (
     measure,
     shared_cache_bytes,
 )
+from stratad.bench.measure_batches import measure_batches
 from stratad.bench.probe import DeviceCopies, NoDevices
 from stratad.bench.report import report_lines
 from stratad.cli.output import json_option, print_json, print_report
@@ -43,7 +47,7 @@ DEFAULT_SECONDS = 30.0
     type=click.FloatRange(min=1, max=3600),
     default=DEFAULT_SECONDS,
     show_default=True,
-    help="Time to measure for; placing memory and copying to GPUs come on top.",
+    help="Time to measure for; placing memory, batches and copying to GPUs come on top.",
 )
 @click.option(
     "--bytes",
@@ -57,7 +61,8 @@ DEFAULT_SECONDS = 30.0
     "--config",
     "configuration_path",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="Configuration whose [gpu] section says which GPUs to copy to. Default: those that are found.",
+    help="Configuration that says which GPUs to copy to, which row kernels to use and which model's weight types to "
+    "multiply in batches. Default: what is found, and the usual types.",
 )
 @click.option(
     "--output",
@@ -91,19 +96,24 @@ def bench(
     caches = tuple((cache.cpu_ids, cache.size_bytes) for cache in topology.last_level_caches)
     cache_bytes = shared_cache_bytes(cases, caches)
     bounds = Bounds(seconds, block_bytes(cases.nodes, cache_bytes, node_bytes))
+    plan = _batch_plan(configuration_path, cases, cache_bytes, bounds.node_bytes)
     progress = Progress(is_quiet=as_json)
     # The native module is loaded only where there is something to measure.
-    from stratad.bench.native_probe import NativeProbe
+    from stratad.bench.native_probe import NativeBatches, NativeProbe
 
     probe = NativeProbe(cases.nodes)
     copies = _copies(probe, configuration_path, topology)
     try:
         measured = measure(cases, Instruments(probe, copies, time.monotonic), bounds, progress.report)
+        batches = measure_batches(
+            plan.cases, partial(NativeBatches, plan), time.monotonic, seconds, progress.report
+        )
     finally:
         progress.clear()
+    measured = replace(measured, batches=batches)
     _tell_slow_uploads(copies, measured, topology)
     conclusions = conclude(measured, cache_bytes)
-    document = bench_document(circumstances_of(topology), measured, conclusions) | {
+    document = bench_document(circumstances_of(topology), measured, conclusions, plan.kernels) | {
         "load": load.as_document()
     }
     if conclusions.is_trustworthy:
@@ -118,6 +128,31 @@ def bench(
         )
         print_report("\n".join([*report_lines(measured, conclusions), f"result    {kept}"]) + "\n")
     return 0 if conclusions.is_trustworthy else 1
+
+
+def _batch_plan(
+    configuration_path: Path | None, cases: Programme, cache_bytes: int | None, most_bytes: int
+) -> BatchPlan:
+    """What to multiply, by the cores of the largest node: the configured model's types, or the usual ones."""
+    from stratad.apply import chosen_kernels, memory_policy_failures
+    from stratad.bench.native_probe import is_measurable
+    from stratad.config import load_configuration
+    from stratad.model import read_model_facts
+
+    node = largest_node(tuple(node for node in cases.nodes if node.cpu_ids))
+    shapes: tuple[WeightShape, ...] = usual_shapes()
+    kernels = chosen_kernels("auto")
+    if configuration_path is not None:
+        configuration = load_configuration(configuration_path)
+        kernels = chosen_kernels(configuration.placement.kernels)
+        shapes = shapes_of(read_model_facts(configuration.model.path))
+    return BatchPlan(
+        cases=batch_cases(filter(is_measurable, shapes), cache_bytes, most_bytes),
+        node_id=node.node_id,
+        cpu_ids=node.cpu_ids,
+        kernels=kernels,
+        places_memory=len(cases.nodes) > 1 and not memory_policy_failures(),
+    )
 
 
 def _copies(probe: NativeProbe, configuration_path: Path | None, topology: Topology) -> DeviceCopies:

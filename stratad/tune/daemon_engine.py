@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -31,6 +32,7 @@ from stratad.config import (
 from stratad.config.writing import configuration_text
 from stratad.errors import DaemonError, one_line
 from stratad.expert_profile import FILE_NAME
+from stratad.facts import BENCH_FILE_NAME, STATE_DIRECTORY
 from stratad.model import ModelFacts
 from stratad.runtime_directory import read_running
 from stratad.tune.arms import PlannedArm
@@ -198,6 +200,9 @@ def _state_directory(folder: Path, expert_profile: bytes | None) -> Path:
     """A start's own: it saves the profile when it ends, which must change neither the next start nor the service."""
     state = folder / "state"
     state.mkdir()
+    # The limits of batches that the service has: they are part of what is compared.
+    with contextlib.suppress(OSError):
+        shutil.copyfile(STATE_DIRECTORY / BENCH_FILE_NAME, state / BENCH_FILE_NAME)
     if expert_profile is not None:
         (state / FILE_NAME).write_bytes(expert_profile)
     return state
