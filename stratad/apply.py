@@ -201,17 +201,17 @@ def _set_device_options(
     """Tells the device how to multiply; the Reason where tiles were asked for and may not be used."""
     kernels = chosen_kernels(configuration.placement.kernels)
     by_type = _limits_by_type(limits, kernels)
-    refused = ""
+    refused = None
     if any(of_type.tile_tokens != _native.NO_TOKENS for of_type in by_type.values()):
         refused = _native.prepare_tiles(pool)
-    if refused:
+    if refused is not None:
         by_type = {name: replace(of_type, tile_tokens=_native.NO_TOKENS) for name, of_type in by_type.items()}
     _native.set_device_options(
         max_pool_tokens=limits.max_pool_tokens,
         kernels=kernels,
         limits={name: _native.BatchLimits(**asdict(of_type)) for name, of_type in by_type.items()},
     )
-    if not refused:
+    if refused is None:
         return ()
     return (
         Reason(

@@ -56,8 +56,8 @@ ProductSettings products_of(const std::string& kernels, const std::map<std::stri
         of_type.dense_pool_tokens.value_or(1) < 1)
       throw std::invalid_argument("a limit of " + name + " is below one token");
     if (of_type.tile_tokens != kNoTokens)
-      if (const std::string refused = prepare_tiles(); !refused.empty())
-        throw std::invalid_argument("tiles cannot be used: " + refused);
+      if (const TileObjection refused = prepare_tiles())
+        throw std::invalid_argument("tiles cannot be used: " + *refused);
     products.limits[static_cast<size_t>(weight_type_named(name))] = of_type;
   }
   return products;

@@ -1,21 +1,45 @@
 // Whether the CPU's tile registers (AMX) may be used here: RowKernel::multiply_tiles rests on it.
 //
-// Three things have to hold: the CPU has tiles that multiply bytes, the kernel lets this process use them (their
-// 8 KiB are no part of a thread's state until it asks), and one product comes out right on the thread that is
-// to multiply. Tiles that are refused are a reason to multiply by panels, never an error.
+// Three things have to hold: the CPU has tiles that multiply bytes, the kernel lets this process use them
+// (their 8 KiB are no part of a thread's state before it asks), and products come out right on every thread
+// that is to multiply. Tiles that are refused are a reason to multiply by panels, never an error.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "pool/pool.hpp"
 
 namespace stratad {
 
-// Asks the kernel for the process, once, and multiplies one product on the calling thread. Empty: that thread
-// may call multiply_tiles. Else why not: a sentence's part for people, without a full stop.
-std::string prepare_tiles();
+// What a CPU says of itself.
+struct TileSupport {
+  bool has_vectors = false;       // what the AVX-512 kernels use, with which products are scaled
+  bool has_tiles = false;         // AMX-TILE
+  bool multiplies_bytes = false;  // AMX-INT8
+  bool has_known_shape = false;   // palette 1: eight tiles of 16 rows of 64 bytes
+  bool is_state_enabled = false;  // the operating system saves tiles (XCR0, bits 17 and 18)
+};
 
-// The same with a product on every worker of the pool: empty only when all of them may. A job is run for it.
-std::string prepare_tiles(Pool& pool);
+TileSupport tile_support() noexcept;
+
+// What speaks against using tiles, as a sentence for people without a full stop; nothing where nothing does.
+using TileObjection = std::optional<std::string>;
+
+TileObjection objection_to(const TileSupport& support);
+
+// Asks the kernel to let this process, all its threads of now and later, use tile registers.
+TileObjection ask_for_tiles();
+
+// Runs a check once on each worker of the pool, worker 0's on its CPU by the calling thread; gives on how
+// many it failed. Every worker holds its check until all have begun theirs, so each has exactly one.
+int count_failing_workers(Pool& pool, bool (*check)() noexcept);
+
+// Asks, once in the life of the process, and multiplies some tiles on the calling thread. Without objection
+// that thread may call multiply_tiles.
+TileObjection prepare_tiles();
+
+// The same with products on every worker of the pool: without objection all of them may. Runs a job.
+TileObjection prepare_tiles(Pool& pool);
 
 }  // namespace stratad

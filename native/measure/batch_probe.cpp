@@ -63,7 +63,7 @@ BatchProbe::BatchProbe(const BatchShape& shape, std::shared_ptr<Pool> pool,
   const size_t bytes =
       ggml_row_size(shape.type, shape.columns) * static_cast<size_t>(shape.rows * shape.matrix_count);
   weights_ = place_weights(shape.type, shape.columns, bytes, pool_, progress);
-  may_use_tiles_ = prepare_tiles(*pool_).empty();
+  may_use_tiles_ = !prepare_tiles(*pool_);
   threads_ = start_ggml_threads(pool_->worker_count(), cpus_of(*pool_));
   ggml_ = ggml_backend_cpu_init();
   ggml_backend_cpu_set_n_threads(ggml_, pool_->worker_count());
