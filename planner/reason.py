@@ -124,7 +124,8 @@ REASON_CODES: Mapping[str, ReasonCode] = {
         "To keep the last bits of answers over another measurement, set placement.panel_tokens and max_pool_tokens.",
     ),
     "batch-limits-recorded": ReasonCode(
-        "a benchmark of this machine recorded limits of batches, which the daemon takes when it starts"
+        "a benchmark of this machine recorded limits of batches, which the daemon takes when it starts",
+        "Start the daemon again where the benchmark came after its start.",
     ),
     "bench-ignored": ReasonCode(
         "a recorded benchmark is of another machine or kernel and was not used",

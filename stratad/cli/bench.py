@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import replace
 from functools import partial
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from stratad.bench.results import Measurements
 
 DEFAULT_SECONDS = 30.0
+DEFAULT_CONFIGURATION = Path("/etc/stratad/stratad.toml")
 
 
 @click.command()
@@ -62,7 +64,7 @@ DEFAULT_SECONDS = 30.0
     "configuration_path",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
     help="Configuration that says which GPUs to copy to, which row kernels to use and which model's weight types to "
-    "multiply in batches. Default: what is found, and the usual types.",
+    "multiply in batches. Default: the GPUs that are found; kernels and types as the service has them.",
 )
 @click.option(
     "--output",
@@ -142,10 +144,13 @@ def _batch_plan(
     node = largest_node(tuple(node for node in cases.nodes if node.cpu_ids))
     shapes: tuple[WeightShape, ...] = usual_shapes()
     kernels = chosen_kernels("auto")
-    if configuration_path is not None:
-        configuration = load_configuration(configuration_path)
+    path = _services_configuration() if configuration_path is None else configuration_path
+    if path is not None:
+        configuration = load_configuration(path)
         kernels = chosen_kernels(configuration.placement.kernels)
-        shapes = shapes_of(read_model_facts(configuration.model.path))
+        # An installed configuration may name a model that is not there yet.
+        if configuration_path is not None or configuration.model.path.exists():
+            shapes = shapes_of(read_model_facts(configuration.model.path))
     return BatchPlan(
         cases=batch_cases(filter(is_measurable, shapes), cache_bytes, most_bytes),
         node_id=node.node_id,
@@ -153,6 +158,11 @@ def _batch_plan(
         kernels=kernels,
         places_memory=len(cases.nodes) > 1 and not memory_policy_failures(),
     )
+
+
+def _services_configuration() -> Path | None:
+    """The service's configuration where there is one that this user may read."""
+    return DEFAULT_CONFIGURATION if os.access(DEFAULT_CONFIGURATION, os.R_OK) else None
 
 
 def _copies(probe: NativeProbe, configuration_path: Path | None, topology: Topology) -> DeviceCopies:

@@ -1,4 +1,4 @@
-"""Which limits of batches a daemon starts with: the recorded ones of this machine and these kernels, under what is set."""
+"""Which limits of batches a daemon starts with: those recorded of this machine and these kernels, under what is set."""
 
 from __future__ import annotations
 

@@ -198,8 +198,8 @@ def test_the_report_has_every_path_and_the_limits() -> None:
     lines = report_lines(found, conclude(found, None))
     assert any(line.startswith("batches") and "experts, panels:" in line for line in lines)
     assert [line for line in lines if line.startswith("limits")] == [
-        "limits    Q4_K: panels from 12 tokens, tiles never; the pool takes any number of an expert and any number of a "
-        "dense weight"
+        "limits    Q4_K: panels from 12 tokens, tiles never; the pool takes any number of an expert and any number of "
+        "a dense weight"
     ]
 
 
