@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from stratad.ggml_types import GGML_TYPES
-from stratad.model import ModelFacts
+from stratad.gguf.model import ModelFacts
+from stratad.gguf.tensor_types import GGML_TYPES
 
 _TYPES = {kind.name: kind for kind in GGML_TYPES.values()}
 # The types of the mixture that most models are served in, and the usual one of eight bits.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -31,10 +30,10 @@ from stratad.config import (
 )
 from stratad.config.writing import configuration_text
 from stratad.errors import DaemonError, one_line
-from stratad.expert_profile import FILE_NAME
-from stratad.facts import BENCH_FILE_NAME, STATE_DIRECTORY
-from stratad.model import ModelFacts
-from stratad.runtime_directory import read_running
+from stratad.gguf.model import ModelFacts
+from stratad.gpu.expert_profile import FILE_NAME
+from stratad.state.recorded import BENCH_FILE_NAME
+from stratad.state.runtime_directory import read_running
 from stratad.tune.arms import PlannedArm
 from stratad.tune.client import ask
 from stratad.tune.prompts import WARM_UP, Questions
@@ -63,6 +62,7 @@ class Setting:
     """What all trials have in common: the configuration, the model's files, the questions and the caches' states.
 
     `expert_profile` is what every start fills a GPU's cache by, as the service has recorded it; None without one.
+    `bench_record` is the service's bench.json, whose limits of batches every start takes.
     """
 
     configuration: Configuration
@@ -70,6 +70,7 @@ class Setting:
     questions: Questions
     page_cache: PageCache
     expert_profile: bytes | None = None
+    bench_record: bytes | None = None
 
 
 class DaemonEngine:
@@ -129,8 +130,17 @@ def prepare_page_cache(paths: tuple[Path, ...], state: PageCache) -> None:
 
 def recorded_profile(state_directory: Path) -> bytes | None:
     """Give the expert profile that the service has recorded; None without one, or where this user may not read it."""
+    return _recorded(state_directory / FILE_NAME)
+
+
+def recorded_bench(state_directory: Path) -> bytes | None:
+    """Give what `stratactl bench` recorded; None without it, or where this user may not read it."""
+    return _recorded(state_directory / BENCH_FILE_NAME)
+
+
+def _recorded(path: Path) -> bytes | None:
     try:
-        return (state_directory / FILE_NAME).read_bytes()
+        return path.read_bytes()
     except OSError:
         return None
 
@@ -166,7 +176,7 @@ def started_daemon(folder: Path, arm: PlannedArm, setting: Setting) -> Iterator[
     plan_path.write_text(plan_to_json(arm.plan), encoding="utf-8")
     settings = trial_configuration(setting.configuration, arm, folder)
     config_path.write_text(configuration_text(settings), encoding="utf-8")
-    state = _state_directory(folder, setting.expert_profile)
+    state = _state_directory(folder, setting)
     # What systemd gave this process, if it did, is not the child's.
     silenced = dict.fromkeys(("RUNTIME_DIRECTORY", "CREDENTIALS_DIRECTORY", "WATCHDOG_USEC"), "")
     environment = child_environment(
@@ -196,15 +206,15 @@ def started_daemon(folder: Path, arm: PlannedArm, setting: Setting) -> Iterator[
                 _end(process)
 
 
-def _state_directory(folder: Path, expert_profile: bytes | None) -> Path:
+def _state_directory(folder: Path, setting: Setting) -> Path:
     """A start's own: it saves the profile when it ends, which must change neither the next start nor the service."""
     state = folder / "state"
     state.mkdir()
     # The limits of batches that the service has: they are part of what is compared.
-    with contextlib.suppress(OSError):
-        shutil.copyfile(STATE_DIRECTORY / BENCH_FILE_NAME, state / BENCH_FILE_NAME)
-    if expert_profile is not None:
-        (state / FILE_NAME).write_bytes(expert_profile)
+    if setting.bench_record is not None:
+        (state / BENCH_FILE_NAME).write_bytes(setting.bench_record)
+    if setting.expert_profile is not None:
+        (state / FILE_NAME).write_bytes(setting.expert_profile)
     return state
 
 

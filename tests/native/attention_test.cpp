@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <limits>
-#include <memory>
 #include <random>
 #include <vector>
 
@@ -165,7 +163,7 @@ void test_against_double_precision(const AttentionKernel& kernel) {
                               query_count, mask,          1 / std::sqrt(static_cast<float>(key_columns)),
                               has_sinks};
             Head head(shape, ++seed);
-            CHECK(head.error_of(head.attend(kernel, 0, query_count)) < 2e-7);
+            CHECK(head.error_of(head.attend(kernel, 0, query_count)) < 1e-6);
           }
 }
 
@@ -174,6 +172,23 @@ void test_extreme_scores(const AttentionKernel& kernel) {
   for (const float scale : {1e-6f, 3.f, 300.f, -300.f}) {
     Head head({64, 64, 200, kernel.query_limit, Mask::kCausal, scale, false}, 99);
     CHECK(head.error_of(head.attend(kernel, 0, kernel.query_limit)) < 2e-5);
+  }
+}
+
+// Weights themselves, from 1 down to the smallest normal number: of two keys one has the score 0 and the
+// value 0, the other the value 1.
+void test_weights(const AttentionKernel& kernel) {
+  std::vector<ggml_fp16_t> keys(2 * 16, 0), values(2 * 16, 0);
+  keys[16] = values[16] = ggml_fp32_to_fp16(1);
+  std::vector<float> scratch(kernel.scratch_floats(16, 16));
+  for (float score = 0; score > -87; score -= 0.37f) {
+    float query[16] = {score}, output[16];
+    const AttentionQuery queries[] = {{query, nullptr, output, -INFINITY}};
+    kernel.attend({queries, 1, reinterpret_cast<const char*>(keys.data()), 32,
+                   reinterpret_cast<const char*>(values.data()), 32, 2, 16, 16, 1},
+                  scratch.data());
+    const double weight = std::exp(static_cast<double>(score)), exact = weight / (1 + weight);
+    CHECK(std::abs(output[0] - exact) < 3e-7 * exact);
   }
 }
 
@@ -199,6 +214,7 @@ int main() {
     const AttentionKernel& kernel = attention_kernel(set);
     test_against_double_precision(kernel);
     test_extreme_scores(kernel);
+    test_weights(kernel);
     test_bits_do_not_depend_on_company(kernel);
   }
   std::printf("attention: %d failures\n", stratad::test::failures);

@@ -66,6 +66,10 @@ def test_products_by_tiles_of_this_cpu(build: Path) -> None:
     assert said == "tiles: 0 failures\n"
 
 
+def test_attention_of_several_tokens(build: Path) -> None:
+    assert run(build, "attention_test") == "attention: 0 failures\n"
+
+
 def test_a_graph_in_own_mode(build: Path) -> None:
     assert run(build, "own_graph_test") == "own graph: 0 failures\n"
 

@@ -14,11 +14,11 @@ import pytest
 
 pytest.importorskip("stratad._native")
 
-from stratad.apply import chosen_kernels
 from stratad.cli.main import run
-from stratad.daemon import demo_model_path
-from stratad.facts import BENCH_FILE_NAME, machine_facts
-from stratad.recorded import circumstances_of
+from stratad.daemon.main import demo_model_path
+from stratad.native.apply import chosen_kernels
+from stratad.plan.facts import machine_facts
+from stratad.state.recorded import BENCH_FILE_NAME, circumstances_of
 from tests.serving.support.daemon_process import DaemonProcess, started
 
 

@@ -26,9 +26,9 @@ pytest.importorskip("stratad._native", reason="the native module is not built")
 from stratad.cli.tune import Contest, _contest
 from stratad.config import load_configuration
 from stratad.errors import DaemonError
-from stratad.expert_profile import FILE_NAME
-from stratad.facts import machine_facts
-from stratad.model import read_model_facts
+from stratad.gguf.model import read_model_facts
+from stratad.gpu.expert_profile import FILE_NAME
+from stratad.plan.facts import machine_facts
 from stratad.tune import ArmFailed
 from stratad.tune.client import ask
 from stratad.tune.daemon_engine import (

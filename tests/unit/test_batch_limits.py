@@ -10,9 +10,10 @@ import pytest
 
 from planner import Effect, machine_fingerprint
 from planner.calibration import NO_TOKENS, TypeLimits
-from stratad.batch_limits import PoolLimits, starting_limits
 from stratad.config import PlacementSection
-from stratad.model import DenseTensor, ExpertTensor, ModelFacts
+from stratad.daemon.starting_limits import starting_limits
+from stratad.gguf.model import DenseTensor, ExpertTensor, ModelFacts
+from stratad.native.batch_limits import PoolLimits
 from stratad.version import stratad_version
 from tests.support.machines import MachineShape, even_nodes, machine_topology
 
