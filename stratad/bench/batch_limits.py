@@ -21,7 +21,7 @@ AGREEING_SHARE = 0.75
 BUILT_IN_PANEL_TOKENS = 8
 BUILT_IN_DECLINED_TOKENS = 9
 # Decoding one answer is the pool's in any case: it reads where pages lie.
-LEAST_DECLINED_TOKENS = 2
+LEAST_POOL_TOKENS = 1
 
 
 # By tokens of one matrix: how many times as long as the challenger the champion took, round by round.
@@ -95,10 +95,16 @@ def _path_on_pool(result: BatchResult, tokens: int, panels: int, tiles: int) -> 
 
 
 def _most_on_pool(result: BatchResult, panels: int, tiles: int) -> int:
-    """The most tokens of one matrix that the pool takes; NO_TOKENS for any number."""
+    """The most tokens of one matrix that the pool takes: the last count before ggml's; NO_TOKENS for any number.
+
+    Real experts get more and fewer tokens than the mean, and the busy ones decide: end to end the pool lost sooner
+    than here (docs/BENCHMARKS.md, "Batches"), so nothing is taken between two counts.
+    """
     built_in = NO_TOKENS if BatchPath.PANELS in result.paths else BUILT_IN_DECLINED_TOKENS
     declined = border(_gains_over_pool(result, BatchPath.GGML, panels, tiles), built_in)
-    return NO_TOKENS if declined == NO_TOKENS else max(declined, LEAST_DECLINED_TOKENS) - 1
+    if declined == NO_TOKENS:
+        return NO_TOKENS
+    return max((count for count in result.form.token_counts if count < declined), default=LEAST_POOL_TOKENS)
 
 
 def form_pairs(results: Sequence[BatchResult]) -> list[tuple[BatchResult, BatchResult]]:

@@ -115,7 +115,7 @@ def test_the_limits_of_a_type_follow_its_times() -> None:
 def test_without_panels_the_pool_declines_where_ggml_is_faster() -> None:
     # For 12, 16, 24 and 32 tokens rows take 5.4, 7.2, 10.8 and 14.4, ggml 6.1, 7.3, 9.7 and 12.1.
     found = limits({BatchPath.ROWS: rows, BatchPath.GGML: tiled_ggml})
-    assert found == TypeLimits("Q4_K", NO_TOKENS, NO_TOKENS, 23, 31)
+    assert found == TypeLimits("Q4_K", NO_TOKENS, NO_TOKENS, 16, 16)
     # Half a second earlier the two are equal at 12, where the built-in limit of 8 stays.
     earlier = limits({BatchPath.ROWS: rows, BatchPath.GGML: lambda tokens: tiled_ggml(tokens) - 0.5})
     assert earlier == TypeLimits("Q4_K", NO_TOKENS, NO_TOKENS, 8, 8)
