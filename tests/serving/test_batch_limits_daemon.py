@@ -93,8 +93,12 @@ def test_what_bench_keeps_is_what_the_daemon_takes(
     configuration.write_text(f'[model]\npath = "{demo_model_path()}"\n[server]\nport = 0\n')
     output = tmp_path / "state" / BENCH_FILE_NAME
     options = ["--seconds", "1", "--bytes", "64MiB", "--force", "--output", str(output)]
-    status = run(["bench", *options, "--config", str(configuration), "--json"])
-    document = json.loads(capsys.readouterr().out)
+    # A shared machine may be too unsteady to conclude anything; then nothing is kept, and it is tried again.
+    for _ in range(3):
+        status = run(["bench", *options, "--config", str(configuration), "--json"])
+        document = json.loads(capsys.readouterr().out)
+        if status == 0:
+            break
     points = document["details"]["batches"]
     assert {point["path"] for point in points} >= {"rows", "ggml"}
     assert all(point["seconds"] > 0 for point in points)
