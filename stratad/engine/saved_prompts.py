@@ -193,7 +193,9 @@ def _records(content: bytes, fingerprint: str) -> list[PromptRecord]:
     if version != _VERSION:
         raise SavedPromptsUnusable(f"its version is {version}, this daemon reads {_VERSION}")
     if found != fingerprint:
-        raise SavedPromptsUnusable("it was saved with another model, build, number of slots or row kernels")
+        raise SavedPromptsUnusable(
+            "it was saved with another model, build, number of slots, row kernels or limits of batches"
+        )
     return records
 
 

@@ -14,6 +14,9 @@ from stratad.errors import StratadError
 from stratad.replaced_file import replaced_file
 from stratad.version import stratad_version
 
+# What `stratactl bench` keeps in the state directory.
+BENCH_FILE_NAME = "bench.json"
+
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:

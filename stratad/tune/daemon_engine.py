@@ -26,6 +26,7 @@ from stratad.config.writing import configuration_text
 from stratad.errors import DaemonError, one_line
 from stratad.gguf.model import ModelFacts
 from stratad.gpu.expert_profile import FILE_NAME
+from stratad.state.recorded import BENCH_FILE_NAME
 from stratad.tune.arms import PlannedArm
 from stratad.tune.child_daemon import (
     ChildDaemon,
@@ -57,6 +58,7 @@ class Setting:
     """What all trials have in common: the configuration, the model's files, the questions and the caches' states.
 
     `expert_profile` is what every start fills a GPU's cache by, as the service has recorded it; None without one.
+    `bench_record` is the service's bench.json, whose limits of batches every start takes.
     """
 
     configuration: Configuration
@@ -64,6 +66,7 @@ class Setting:
     questions: Questions
     page_cache: PageCache
     expert_profile: bytes | None = None
+    bench_record: bytes | None = None
 
 
 class DaemonEngine:
@@ -123,8 +126,17 @@ def prepare_page_cache(paths: tuple[Path, ...], state: PageCache) -> None:
 
 def recorded_profile(state_directory: Path) -> bytes | None:
     """Give the expert profile that the service has recorded; None without one, or where this user may not read it."""
+    return _recorded(state_directory / FILE_NAME)
+
+
+def recorded_bench(state_directory: Path) -> bytes | None:
+    """Give what `stratactl bench` recorded; None without it, or where this user may not read it."""
+    return _recorded(state_directory / BENCH_FILE_NAME)
+
+
+def _recorded(path: Path) -> bytes | None:
     try:
-        return (state_directory / FILE_NAME).read_bytes()
+        return path.read_bytes()
     except OSError:
         return None
 
@@ -136,14 +148,21 @@ def started_daemon(folder: Path, arm: PlannedArm, setting: Setting) -> Iterator[
     plan_path.write_text(plan_to_json(arm.plan), encoding="utf-8")
     settings = trial_configuration(setting.configuration, arm, folder)
     config_path.write_text(configuration_text(settings), encoding="utf-8")
-    if setting.expert_profile is not None:
-        # A start's own: it saves the profile when it ends, which must change neither the next start nor the service.
-        state_directory(folder).mkdir()
-        (state_directory(folder) / FILE_NAME).write_bytes(setting.expert_profile)
+    _fill_state_directory(state_directory(folder), setting)
     with started_child(
         folder, ("--config", str(config_path)), "the arm", {"STRATAD_PLAN": str(plan_path)}
     ) as child:
         yield child
+
+
+def _fill_state_directory(state: Path, setting: Setting) -> None:
+    """A start's own: it saves the profile when it ends, which must change neither the next start nor the service."""
+    # The limits of batches that the service has: they are part of what is compared.
+    recorded = {BENCH_FILE_NAME: setting.bench_record, FILE_NAME: setting.expert_profile}
+    for name, content in recorded.items():
+        if content is not None:
+            state.mkdir(exist_ok=True)
+            (state / name).write_bytes(content)
 
 
 def _measured(endpoint: str, setting: Setting) -> Trial:

@@ -30,6 +30,7 @@ from stratad.errors import DaemonError
 from stratad.gguf.model import read_model_facts
 from stratad.gpu.expert_profile import FILE_NAME
 from stratad.plan.facts import machine_facts
+from stratad.state.recorded import BENCH_FILE_NAME
 from stratad.tune import ArmFailed
 from stratad.tune.child_daemon import signals_deferred
 from stratad.tune.daemon_engine import (
@@ -38,6 +39,7 @@ from stratad.tune.daemon_engine import (
     PageCache,
     Setting,
     prepare_page_cache,
+    recorded_bench,
     recorded_profile,
     started_daemon,
 )
@@ -175,11 +177,17 @@ def test_a_start_fills_a_gpus_cache_by_the_recorded_profile_and_saves_its_own_in
     )
     state = tmp_path / "service"
     state.mkdir()
-    assert recorded_profile(state) is None
+    assert recorded_profile(state) is recorded_bench(state) is None
+    # What bench recorded goes along: its limits of batches are the service's. This one says that it is another's.
+    bench = {"schema_version": 1, "machine_fingerprint": "x", "batches": {"kernels": "avx2", "limits": []}}
+    (state / BENCH_FILE_NAME).write_text(json.dumps(bench))
     recorded = b'{"format": 0}'
     (state / FILE_NAME).write_bytes(recorded)
     setting = replace(
-        contest.setting, configuration=replace(configuration, gpu=gpu), expert_profile=recorded_profile(state)
+        contest.setting,
+        configuration=replace(configuration, gpu=gpu),
+        expert_profile=recorded_profile(state),
+        bench_record=recorded_bench(state),
     )
     arm = _contest(setting, ARMS, machine_facts()).arms[0]
     folder = tmp_path / "start"
@@ -190,6 +198,7 @@ def test_a_start_fills_a_gpus_cache_by_the_recorded_profile_and_saves_its_own_in
             reason["code"]: reason for reason in ask_json(endpoint, Request("GET", "/status"))["reasons"]
         }
         assert "it has format 0" in reasons["expert-profile-ignored"]["message"]
+        assert "of machine x" in reasons["batch-limits-ignored"]["message"]
         body = {"prompt": SHORT.prompts[0], "max_tokens": 8, "temperature": 0}
         ask_json(endpoint, Request("POST", "/v1/completions", body))
     assert json.loads((folder / "state" / FILE_NAME).read_text())["scores"]

@@ -288,15 +288,15 @@ struct PanelOfType<GGML_TYPE_Q8_0> {
 };
 template <>
 struct PanelOfType<GGML_TYPE_Q4_0> {
-  using Panel = CodeBookPanel<Q40Layout>;
+  using Panel = CodeBookPanel<Q40Book>;
 };
 template <>
 struct PanelOfType<GGML_TYPE_IQ4_NL> {
-  using Panel = CodeBookPanel<IQ4NLLayout>;
+  using Panel = CodeBookPanel<IQ4NLBook>;
 };
 template <>
 struct PanelOfType<GGML_TYPE_MXFP4> {
-  using Panel = CodeBookPanel<MXFP4Layout>;
+  using Panel = CodeBookPanel<MXFP4Book>;
 };
 template <ggml_type kWeightType>
 using PanelOf = typename PanelOfType<kWeightType>::Panel;
