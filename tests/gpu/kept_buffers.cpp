@@ -1,10 +1,10 @@
 // Loaded before libvulkan in tests on Mesa's software device: no buffer object is ever destroyed.
 //
 // A descriptor set may go on naming a buffer that is gone, as long as no shader uses that binding (Vulkan's
-// rules for valid descriptors), and ggml's sets do: each has more bindings than most shaders, and keeps what an
-// earlier shader left in the others. Mesa 22.3's driver takes references to every binding of a set, so it
-// writes to memory that was freed with the buffer, and the process dies some time later. Device memory is freed
-// as ever; what stays is a small object for each buffer.
+// rules for valid descriptors), and ggml's sets do: each has more bindings than most shaders, and keeps what
+// an earlier shader left in the others. Mesa 22.3's driver takes references to every binding of a set, so it
+// writes to memory that was freed with the buffer, and the process dies some time later. Device memory is
+// freed as ever; what stays is a small object for each buffer.
 #include <dlfcn.h>
 
 #include <cstring>
