@@ -165,7 +165,7 @@ def tune(
     topology = machine_facts()
     configuration, _ = with_fitting_memory(configuration, facts, topology)
     setting = Setting(
-        configuration, facts, questions, PageCache(page_cache), recorded_profile(STATE_DIRECTORY)
+        configuration, facts, questions, PageCache(page_cache), recorded_profile(STATE_DIRECTORY, facts)
     )
     contest = _contest(setting, arms, topology)
     if dry_run:

@@ -30,7 +30,7 @@ from stratad.config import (
 )
 from stratad.config.writing import configuration_text
 from stratad.errors import DaemonError, one_line
-from stratad.expert_profile import FILE_NAME
+from stratad.expert_profile import FILE_NAME, read_profile
 from stratad.model import ModelFacts
 from stratad.runtime_directory import read_running
 from stratad.tune.arms import PlannedArm
@@ -60,7 +60,8 @@ class PageCache(StrEnum):
 class Setting:
     """What all trials have in common: the configuration, the model's files, the questions and the caches' states.
 
-    `expert_profile` is what every start fills a GPU's cache by, as the service has recorded it; None without one.
+    `expert_profile` is what every start fills a GPU's cache by, as the service has recorded it; None without one. The
+    cache is frozen then: experts that come and go would make starts unlike, and change the last bits of answers.
     """
 
     configuration: Configuration
@@ -91,7 +92,9 @@ class DaemonEngine:
                 raise ArmFailed(f"{because}{_last_words(folder)}") from error
 
 
-def trial_configuration(configuration: Configuration, arm: PlannedArm, folder: Path) -> Configuration:
+def trial_configuration(
+    configuration: Configuration, arm: PlannedArm, folder: Path, *, is_cache_frozen: bool = False
+) -> Configuration:
     """Give the child's settings: the user's, but for the arm's policy, its own address, and nothing that changes it.
 
     The plan itself goes in by STRATAD_PLAN, as `stratactl apply` would have left it. Pages that do not lie where the
@@ -110,7 +113,9 @@ def trial_configuration(configuration: Configuration, arm: PlannedArm, folder: P
     # Prompts saved by one start would be the next one's answer out of memory.
     model: ModelSection = replace(configuration.model, save_slots=False)
     metrics: MetricsSection = replace(configuration.metrics, placement_check_seconds=0.0)
-    gpu: GpuSection = replace(configuration.gpu, on_failure="exit")
+    gpu: GpuSection = replace(
+        configuration.gpu, on_failure="exit", freeze_cache=configuration.gpu.freeze_cache or is_cache_frozen
+    )
     return replace(configuration, model=model, placement=placement, gpu=gpu, server=server, metrics=metrics)
 
 
@@ -125,10 +130,16 @@ def prepare_page_cache(paths: tuple[Path, ...], state: PageCache) -> None:
                     pass
 
 
-def recorded_profile(state_directory: Path) -> bytes | None:
-    """Give the expert profile that the service has recorded; None without one, or where this user may not read it."""
+def recorded_profile(state_directory: Path, model: ModelFacts) -> bytes | None:
+    """Give the expert profile that the service has recorded of this model.
+
+    None without one, where this user may not read it, and where it is of another model or format: a frozen cache
+    would then hold whatever experts come first.
+    """
+    path = state_directory / FILE_NAME
+    scores, _ = read_profile(path, model)
     try:
-        return (state_directory / FILE_NAME).read_bytes()
+        return path.read_bytes() if scores else None
     except OSError:
         return None
 
@@ -162,7 +173,9 @@ def started_daemon(folder: Path, arm: PlannedArm, setting: Setting) -> Iterator[
     """The arm's daemon; it is gone at the end, whatever happens, and has written into `folder` only."""
     plan_path, notify_path, config_path = folder / "plan.json", folder / "notify", folder / "stratad.toml"
     plan_path.write_text(plan_to_json(arm.plan), encoding="utf-8")
-    settings = trial_configuration(setting.configuration, arm, folder)
+    settings = trial_configuration(
+        setting.configuration, arm, folder, is_cache_frozen=setting.expert_profile is not None
+    )
     config_path.write_text(configuration_text(settings), encoding="utf-8")
     state = _state_directory(folder, setting.expert_profile)
     # What systemd gave this process, if it did, is not the child's.
