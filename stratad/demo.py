@@ -28,11 +28,11 @@ from planner import PlanRefused, explain_plan, explain_topology, make_plan
 from stratad.cli.daemon_access import DaemonAddress, get_json
 from stratad.cli.placement_text import placement_lines
 from stratad.config import child_environment
-from stratad.daemon import demo_configuration
+from stratad.daemon.main import demo_configuration
 from stratad.errors import DaemonError, StratadError, render_error
-from stratad.facts import PlanOptions, machine_facts, plan_request, refusal_error, total_context_tokens
-from stratad.model import read_model_facts
-from stratad.runtime_directory import read_running
+from stratad.gguf.model import read_model_facts
+from stratad.plan.facts import PlanOptions, machine_facts, plan_request, refusal_error, total_context_tokens
+from stratad.state.runtime_directory import read_running
 
 # The demo model continues text in the manner of Jane Austen's novels (etc/demo/corpus.py).
 PROMPT = "The next morning, Elizabeth"

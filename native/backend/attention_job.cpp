@@ -8,17 +8,6 @@ namespace {
 
 enum Source { kQuery, kKey, kValue, kMask, kSinks };
 
-// Groups for each worker, at least: with fewer, one that lags keeps the others waiting for a whole group.
-constexpr int64_t kGroupsPerWorker = 2;
-
-// The most heads of one key-value head that still make enough groups: heads of one group share what they read
-// in the worker's cache.
-int64_t heads_per_group(int64_t key_heads, int64_t heads_per_key, int64_t wanted_groups) noexcept {
-  for (int64_t cuts = 1; cuts < heads_per_key; ++cuts)
-    if (heads_per_key % cuts == 0 && key_heads * cuts >= wanted_groups) return heads_per_key / cuts;
-  return 1;
-}
-
 }  // namespace
 
 bool is_cut_by_heads(const ggml_tensor* node) noexcept {
@@ -36,39 +25,31 @@ void AttentionJob::prepare(const ggml_tensor* node, const Pool& pool,
   node_ = node;
   lanes_ = lanes;
   status_.store(GGML_STATUS_SUCCESS, std::memory_order_relaxed);
-  const int64_t heads = node->src[kQuery]->ne[2], key_heads = node->src[kKey]->ne[2];
-  group_heads_ = heads_per_group(key_heads, heads / key_heads, kGroupsPerWorker * pool.worker_count());
-  int64_t total = 0, before = 0;
-  for (const SliceSeat& slice : pool.layout().slices) total += slice.weight;
-  borders_.assign(1, 0);
-  for (const SliceSeat& slice : pool.layout().slices) {
-    before += slice.weight;
-    borders_.push_back(heads / group_heads_ * before / total);
-  }
+  groups_.deal(node, pool);
   // ggml writes heads one behind the other, so a group of heads of several tokens has gaps that it cannot
   // leave: such results are made elsewhere and copied.
   const int64_t tokens = node->src[kQuery]->ne[1], streams = node->src[kQuery]->ne[3];
   is_direct_ = tokens == 1 && streams == 1;
-  result_floats_ = static_cast<size_t>(node->ne[0] * group_heads_ * tokens * streams);
+  result_floats_ = static_cast<size_t>(node->ne[0] * groups_.heads * tokens * streams);
   if (!is_direct_) results_ = memory_.of(result_floats_ * lanes.size());
 }
 
 uint32_t AttentionJob::task_count(int, int slice) const noexcept {
-  return static_cast<uint32_t>(borders_[slice + 1] - borders_[slice]);
+  return static_cast<uint32_t>(groups_.count(slice));
 }
 
 void AttentionJob::run(int, int slice, uint32_t task, int worker) noexcept {
   Lane& lane = *lanes_[worker];
-  const int64_t first_head = (borders_[slice] + task) * group_heads_;
+  const int64_t first_head = (groups_.borders[slice] + task) * groups_.heads;
   lane.load(*node_);
   narrow_to(lane, first_head);
   float* values = is_direct_ ? nullptr : results_ + static_cast<size_t>(worker) * result_floats_;
   if (is_direct_) {
-    narrow(lane.part(), 1, first_head, group_heads_);
+    narrow(lane.part(), 1, first_head, groups_.heads);
   } else {
     ggml_tensor& part = lane.part();
     part.data = values;
-    part.ne[1] = group_heads_;
+    part.ne[1] = groups_.heads;
     for (int dimension = 2; dimension < GGML_MAX_DIMS; ++dimension)
       part.nb[dimension] = part.nb[dimension - 1] * static_cast<size_t>(part.ne[dimension - 1]);
   }
@@ -79,17 +60,17 @@ void AttentionJob::run(int, int slice, uint32_t task, int worker) noexcept {
 
 void AttentionJob::narrow_to(Lane& lane, int64_t first_head) const noexcept {
   const int64_t heads_per_key = node_->src[kQuery]->ne[2] / node_->src[kKey]->ne[2];
-  narrow(lane.source(kQuery), 2, first_head, group_heads_);
+  narrow(lane.source(kQuery), 2, first_head, groups_.heads);
   narrow(lane.source(kKey), 2, first_head / heads_per_key, 1);
   narrow(lane.source(kValue), 2, first_head / heads_per_key, 1);
-  if (node_->src[kSinks] != nullptr) narrow(lane.source(kSinks), 0, first_head, group_heads_);
+  if (node_->src[kSinks] != nullptr) narrow(lane.source(kSinks), 0, first_head, groups_.heads);
 }
 
 void AttentionJob::copy_out(int64_t first_head, const float* values) const noexcept {
   const size_t head_floats = static_cast<size_t>(node_->ne[0]);
   for (int64_t stream = 0; stream < node_->ne[3]; ++stream)
     for (int64_t token = 0; token < node_->ne[2]; ++token)
-      for (int64_t head = first_head; head < first_head + group_heads_; ++head, values += head_floats)
+      for (int64_t head = first_head; head < first_head + groups_.heads; ++head, values += head_floats)
         std::memcpy(static_cast<char*>(node_->data) + static_cast<size_t>(stream) * node_->nb[3] +
                         static_cast<size_t>(token) * node_->nb[2] + static_cast<size_t>(head) * node_->nb[1],
                     values, head_floats * sizeof(float));

@@ -9,11 +9,10 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <vector>
 
+#include "backend/head_groups.hpp"
 #include "backend/lane.hpp"
 #include "backend/scratch.hpp"
-#include "pool/pool.hpp"
 
 namespace stratad {
 
@@ -38,8 +37,7 @@ class AttentionJob final : public Job {
 
   const ggml_tensor* node_ = nullptr;
   std::span<const std::unique_ptr<Lane>> lanes_;
-  std::vector<int64_t> borders_;  // slice s has groups [borders_[s], borders_[s + 1])
-  int64_t group_heads_ = 1;
+  HeadGroups groups_;
   bool is_direct_ = true;  // results go straight into the node's tensor
   size_t result_floats_ = 0;
   float* results_ = nullptr;  // by worker: one group's result, where it is not direct

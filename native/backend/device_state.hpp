@@ -13,6 +13,7 @@
 #include "backend/expert_jobs.hpp"
 #include "backend/lane.hpp"
 #include "backend/lane_product_job.hpp"
+#include "backend/prompt_attention_job.hpp"
 
 namespace stratad {
 
@@ -50,6 +51,7 @@ struct DeviceState {
   std::vector<ggml_tensor*> dense_nodes;  // those of one job, kept so that decoding allocates nothing
   LaneProductJob lane_product_job;
   AttentionJob attention_job;
+  PromptAttentionJob prompt_attention_job;
 
   static DeviceState& instance();
 

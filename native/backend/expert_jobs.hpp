@@ -53,6 +53,7 @@ class ChainJob final : public Job {
   void activate(int64_t count, float* gate, const float* up) const noexcept;
   void down(const SlicePlan& plan, uint32_t task) noexcept;
   void sum(RowRange rows) noexcept;
+  void add_weighted(int slot, RowRange rows, bool is_first, float* output) const noexcept;
 
   ExpertChain chain_;
   Routing routing_;

@@ -114,12 +114,22 @@ int OwnGraph::run(Kind kind, int index) {
       status_ = device_.lane_product_job.status();
       return 1;
     default:
-      device_.attention_job.prepare(node, *device_.pool, device_.lanes);
-      device_.pool->run(device_.attention_job);
-      ++device_.counters.attentions;
-      status_ = device_.attention_job.status();
+      attend(node);
       return 1;
   }
+}
+
+void OwnGraph::attend(const ggml_tensor* node) {
+  ++device_.counters.attentions;
+  const auto set = device_.kernels.load(std::memory_order_relaxed);
+  if (set && is_prompt_attention(node)) {
+    device_.prompt_attention_job.prepare(node, *device_.pool, *set);
+    device_.pool->run(device_.prompt_attention_job);
+    return;
+  }
+  device_.attention_job.prepare(node, *device_.pool, device_.lanes);
+  device_.pool->run(device_.attention_job);
+  status_ = device_.attention_job.status();
 }
 
 // The product at `first` and those of the same activations right behind it: gather_products() put them there.

@@ -25,6 +25,7 @@ class OwnGraph {
   Kind kind_of_product(const ggml_tensor* node) const noexcept;
   int run(Kind kind, int index);
   int run_dense(int first);
+  void attend(const ggml_tensor* node);
   ggml_status compute_stretch(int begin, int end);
 
   DeviceState& device_;

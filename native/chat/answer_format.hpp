@@ -2,7 +2,7 @@
 // chat template. llama.cpp's common/chat learns that from the template (ADR 0031); here it is behind plain
 // values.
 //
-// The prompt itself is written elsewhere (stratad/chat_template.py). `AnswerPlan::prompt` is what llama.cpp's
+// The prompt itself is written elsewhere (stratad/chat/template.py). `AnswerPlan::prompt` is what llama.cpp's
 // own template engine makes of the same messages, for comparison.
 #pragma once
 

@@ -22,7 +22,7 @@ constexpr const char* kExpertTensors = "ffn_(up|gate|down|gate_up)_exps\\.weight
 // The matrices that every token reads: attention with its latent forms, router, dense and shared
 // feed-forward, the projections of recurrent layers, the output head. Not the token embeddings, of which a
 // token reads one row (a model that ties its output to them is computed from ordinary memory), and no
-// vectors. stratad/model.py counts the same tensors (WEIGHT_TENSOR_NAME).
+// vectors. stratad/gguf/model.py counts the same tensors (WEIGHT_TENSOR_NAME).
 constexpr const char* kWeightTensors =
     "^(output|blk\\.[0-9]+\\.("
     "attn_(q|k|v|qkv|gate|output|q_a|q_b|kv_a_mqa|kv_b|k_b|v_b)|ssm_(in|out)|"

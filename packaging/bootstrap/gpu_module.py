@@ -223,7 +223,7 @@ def build(name: str, source: Path, architectures: str, folder: Path) -> Path:
 
 def modules_folder() -> Path:
     """Where the installed package looks for modules."""
-    from stratad import gpu_modules
+    from stratad.gpu import modules as gpu_modules
 
     folder = gpu_modules.modules_folder()
     if folder is None:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from planner.calibration import SCHEMA_VERSION
 from stratad.bench.results import Conclusions, Measurements, Spread
-from stratad.recorded import Circumstances
+from stratad.state.recorded import Circumstances
 
 
 def bench_document(

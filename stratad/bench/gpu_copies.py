@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from stratad import _native
 from stratad.bench.native_probe import MeasuringError, NativeProbe
 from stratad.bench.results import CopyResult
-from stratad.gpu_rates import HostToDeviceRate
-from stratad.gpu_runtime import FoundGpu
+from stratad.gpu.rates import HostToDeviceRate
+from stratad.gpu.runtime import FoundGpu
 
 # One call of the native side: long enough beside its own warm-up, short enough to end near the time that was given.
 _CALL_BYTES = 256 << 20

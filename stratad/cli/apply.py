@@ -21,19 +21,19 @@ from planner import (
 )
 from planner.dropin import OWNER_LINE, drop_in_text
 from stratad.cli.output import json_option, print_json
-from stratad.facts import (
+from stratad.gguf.model import read_model_facts
+from stratad.gpu.modules import is_gpu_expected
+from stratad.plan.facts import (
     STATE_DIRECTORY,
     configured_options,
     machine_calibration,
     plan_request,
     refusal_error,
 )
-from stratad.gpu_modules import is_gpu_expected
-from stratad.model import read_model_facts
-from stratad.service_view import service_topology
-from stratad.slot_memory import with_fitting_memory
-from stratad.systemd_control import Systemctl, SystemdControl, SystemdError, system_objections
-from stratad.unit_files import (
+from stratad.plan.slot_memory import with_fitting_memory
+from stratad.systemd.control import Systemctl, SystemdControl, SystemdError, system_objections
+from stratad.systemd.service_view import service_topology
+from stratad.systemd.unit_files import (
     PLAN_PATH,
     SLICE,
     UNIT,

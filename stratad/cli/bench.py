@@ -26,9 +26,9 @@ from stratad.bench.report import report_lines
 from stratad.cli.output import json_option, print_json, print_report
 from stratad.cli.parameters import byte_size
 from stratad.cli.progress import Progress
-from stratad.facts import STATE_DIRECTORY, machine_facts
-from stratad.machine_load import look_at_load, require_quiet
-from stratad.recorded import circumstances_of, require_writable, write_document
+from stratad.machine.load import look_at_load, require_quiet
+from stratad.plan.facts import STATE_DIRECTORY, machine_facts
+from stratad.state.recorded import circumstances_of, require_writable, write_document
 
 if TYPE_CHECKING:
     from stratad.bench.native_probe import NativeProbe
@@ -124,7 +124,7 @@ def _copies(probe: NativeProbe, configuration_path: Path | None, topology: Topol
     """Copies to the GPUs that the daemon would use; what keeps it from using one is told."""
     from stratad.bench.gpu_copies import GpuCopies
     from stratad.config import GpuSection, load_configuration
-    from stratad.gpu_runtime import open_gpus
+    from stratad.gpu.runtime import open_gpus
 
     settings = GpuSection() if configuration_path is None else load_configuration(configuration_path).gpu
     findings = open_gpus(settings, topology)
@@ -136,7 +136,7 @@ def _copies(probe: NativeProbe, configuration_path: Path | None, topology: Topol
 
 def _tell_slow_uploads(copies: DeviceCopies, measured: Measurements, topology: Topology) -> None:
     from stratad.bench.gpu_copies import GpuCopies
-    from stratad.gpu_rates import slow_upload
+    from stratad.gpu.rates import slow_upload
 
     if not isinstance(copies, GpuCopies):
         return

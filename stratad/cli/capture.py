@@ -13,7 +13,7 @@ from stratad.cli.output import json_option, print_json
 from stratad.cli.parameters import LIVE_ROOT
 from stratad.doctor.reading import read_settings
 from stratad.errors import StratadError
-from stratad.machine_archive import Recording, archive_bytes, cleaned, machine_members
+from stratad.machine.archive import Recording, archive_bytes, cleaned, machine_members
 
 
 @click.command()

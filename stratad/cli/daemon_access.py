@@ -18,7 +18,7 @@ import click
 from stratad.errors import ConfigurationError, DaemonError
 
 if TYPE_CHECKING:
-    from stratad.runtime_directory import RunningDaemon
+    from stratad.state.runtime_directory import RunningDaemon
 
 _TIMEOUT_SECONDS = 30.0
 
@@ -135,7 +135,7 @@ def running_daemon(address: DaemonAddress) -> RunningDaemon:
     """
     # pydantic comes with the configuration; an address that was given needs neither.
     from stratad.config import load_configuration, read_environment
-    from stratad.runtime_directory import find_running
+    from stratad.state.runtime_directory import find_running
 
     configured = None
     if address.configuration_path is not None:

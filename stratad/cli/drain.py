@@ -54,7 +54,7 @@ def drain(address: DaemonAddress, stay: bool, undo: bool, no_wait: bool, as_json
 
 
 def _ask(address: DaemonAddress, method: str, body: dict[str, object] | None) -> dict[str, Any]:
-    from stratad.runtime_directory import read_administration_token
+    from stratad.state.runtime_directory import read_administration_token
 
     token = read_administration_token(running_daemon(address).directory)
     return ask_json(address, Request(method, _PATH, body, {_HEADER: token}))
@@ -76,7 +76,7 @@ def _wait_until_empty(address: DaemonAddress, answer: dict[str, Any]) -> tuple[i
 
 def _wait_until_gone(address: DaemonAddress, answer: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     """Waits until the daemon has taken its address back, or does not live any more."""
-    from stratad.runtime_directory import is_running
+    from stratad.state.runtime_directory import is_running
 
     try:
         running = running_daemon(address)

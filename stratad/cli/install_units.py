@@ -14,8 +14,8 @@ from planner.dropin import OWNER_LINE
 from stratad.cli.apply import Outcome, report, show_changes
 from stratad.cli.output import json_option
 from stratad.errors import StratadError
-from stratad.systemd_control import Systemctl
-from stratad.unit_files import FileSet, carry_out, changes
+from stratad.systemd.control import Systemctl
+from stratad.systemd.unit_files import FileSet, carry_out, changes
 
 # Where each file of packaging/systemd goes; packages install below /usr/lib, administrators below /etc.
 DESTINATIONS = {

@@ -27,7 +27,9 @@ from planner.quantity import format_bytes
 from stratad.cli.output import json_option, print_json, print_report
 from stratad.cli.parameters import byte_size, root_option
 from stratad.errors import ConfigurationError, DaemonError, one_line
-from stratad.facts import (
+from stratad.gguf.model import ModelFacts, read_model_facts
+from stratad.gpu.modules import is_gpu_expected
+from stratad.plan.facts import (
     STATE_DIRECTORY,
     PlanOptions,
     machine_calibration,
@@ -36,9 +38,7 @@ from stratad.facts import (
     refusal_error,
     total_context_tokens,
 )
-from stratad.gpu_modules import is_gpu_expected
-from stratad.model import ModelFacts, read_model_facts
-from stratad.slot_memory import with_fitting_memory
+from stratad.plan.slot_memory import with_fitting_memory
 
 if TYPE_CHECKING:
     from planner import Calibration, Running
@@ -176,7 +176,7 @@ def plan(
         return refusal_error(refusal).exit_status
     if as_drop_in:
         from planner.dropin import drop_in_text
-        from stratad.unit_files import PLAN_PATH
+        from stratad.systemd.unit_files import PLAN_PATH
 
         text = drop_in_text(decided, str(PLAN_PATH))
         click.echo("# this plan needs no drop-in" if text is None else text.rstrip("\n"))
@@ -265,13 +265,13 @@ def _measured(wishes: Wishes, configuration: Configuration) -> Running | None:
     if wishes.root != LIVE_ROOT or wishes.model is not None or wishes.cpu_share is not None:
         return None
     from stratad.config import read_environment
-    from stratad.runtime_directory import find_running
+    from stratad.state.runtime_directory import find_running
 
     try:
         endpoint = find_running(configuration.server.runtime_directory, read_environment()).endpoint
         # HTTP only where somebody answers.
         from stratad.cli.daemon_access import address_of, get_json
-        from stratad.running_share import running_share
+        from stratad.plan.running_share import running_share
 
         status = get_json(address_of(endpoint), "/status")
     except DaemonError:

@@ -12,8 +12,8 @@ from planner.dropin import plan_cpu_ids, reservation_text
 from stratad.cli.apply import Outcome, report, show_changes
 from stratad.cli.output import json_option
 from stratad.errors import StratadError
-from stratad.systemd_control import Systemctl, SystemdControl, SystemdError, system_objections
-from stratad.unit_files import (
+from stratad.systemd.control import Systemctl, SystemdControl, SystemdError, system_objections
+from stratad.systemd.unit_files import (
     PERSISTENT_UNITS,
     PLAN_PATH,
     RUNTIME_UNITS,

@@ -6,8 +6,8 @@ import click
 
 from stratad.cli.apply import Outcome, report, settle, show_changes
 from stratad.cli.output import json_option
-from stratad.systemd_control import Systemctl
-from stratad.unit_files import PLAN_PATH, carry_out, changes, placement_path
+from stratad.systemd.control import Systemctl
+from stratad.systemd.unit_files import PLAN_PATH, carry_out, changes, placement_path
 
 
 @click.command()

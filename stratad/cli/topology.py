@@ -9,7 +9,7 @@ import click
 from planner import explain_topology, topology_to_dict
 from stratad.cli.output import json_option, print_json, print_report
 from stratad.cli.parameters import root_option
-from stratad.facts import machine_facts
+from stratad.plan.facts import machine_facts
 
 
 @click.command()

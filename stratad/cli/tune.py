@@ -20,7 +20,10 @@ from stratad.cli.output import json_option, print_json, print_report
 from stratad.cli.progress import Progress
 from stratad.config import Configuration, ModelSection, load_configuration, read_environment
 from stratad.errors import DaemonError, PlanRefusedError
-from stratad.facts import (
+from stratad.gguf.model import ModelFacts, read_model_facts
+from stratad.gpu.modules import is_gpu_expected
+from stratad.machine.load import look_at_load, require_quiet
+from stratad.plan.facts import (
     STATE_DIRECTORY,
     configured_options,
     machine_calibration,
@@ -28,13 +31,10 @@ from stratad.facts import (
     plan_request,
     refusal_error,
 )
-from stratad.gpu_modules import is_gpu_expected
-from stratad.machine_load import look_at_load, require_quiet
-from stratad.model import ModelFacts, read_model_facts
-from stratad.recorded import circumstances_of, require_writable, write_document
-from stratad.runtime_directory import find_running
-from stratad.slot_memory import with_fitting_memory
-from stratad.systemd_control import Systemctl, system_objections
+from stratad.plan.slot_memory import with_fitting_memory
+from stratad.state.recorded import circumstances_of, require_writable, write_document
+from stratad.state.runtime_directory import find_running
+from stratad.systemd.control import Systemctl, system_objections
 from stratad.tune.arms import (
     SPELLING_HELP,
     Arm,
@@ -201,7 +201,7 @@ def _configuration(path: Path, model: Path | None) -> Configuration:
 def _request(configuration: Configuration, model: ModelFacts, topology: Topology) -> PlanRequest:
     """Give the daemon's request, without the policy and workers that somebody set: those are the arms'."""
     # The native module takes its time, and a wrong option is told before.
-    from stratad.apply import memory_policy_failures
+    from stratad.native.apply import memory_policy_failures
 
     gpu = configuration.gpu
     options = configured_options(

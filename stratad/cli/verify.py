@@ -11,7 +11,7 @@ from stratad.cli.output import json_option, print_json
 from stratad.cli.placement_text import placement_lines
 from stratad.errors import PlacementError
 
-# The verdicts of stratad.verify.Verdict; importing that would bring numpy into a command that only prints.
+# The verdicts of stratad.runner.verify.Verdict; importing that would bring numpy into a command that only prints.
 _EXIT_STATUS = {"met": 0, "not-applicable": 0, "below-limit": PlacementError.exit_status}
 _UNVERIFIABLE_STATUS = 1
 

@@ -22,7 +22,9 @@ from stratad.doctor.facts import AppliedPlan, MachineFacts, PlacementVerdict
 from stratad.doctor.processes import read_service, read_surroundings, service_process_ids
 from stratad.doctor.reading import read_settings
 from stratad.errors import StratadError
-from stratad.facts import (
+from stratad.gguf.model import read_model_facts
+from stratad.gpu.modules import is_gpu_expected
+from stratad.plan.facts import (
     STATE_DIRECTORY,
     PlanOptions,
     configured_options,
@@ -32,11 +34,9 @@ from stratad.facts import (
     plan_request,
     refusal_error,
 )
-from stratad.gpu_modules import is_gpu_expected
-from stratad.model import read_model_facts
-from stratad.service_view import service_topology
-from stratad.slot_memory import with_fitting_memory
-from stratad.unit_files import PLAN_PATH, SLICE
+from stratad.plan.slot_memory import with_fitting_memory
+from stratad.systemd.service_view import service_topology
+from stratad.systemd.unit_files import PLAN_PATH, SLICE
 
 DEFAULT_CONFIGURATION = "/etc/stratad/stratad.toml"
 

@@ -32,7 +32,7 @@ def live_answers(placement: PlacementVerdict | None) -> LiveAnswers:
 def _refused_calls() -> tuple[str, ...] | None:
     """Give the placement calls that the kernel refuses to this process; None without the native module."""
     try:
-        from stratad.apply import memory_policy_failures
+        from stratad.native.apply import memory_policy_failures
     except ImportError:
         return None
     return memory_policy_failures()

@@ -10,7 +10,7 @@ from planner.cpulist import parse_id_list, parse_number
 from planner.sysfs import MachineFiles
 from stratad.doctor.facts import PinnedProcess, RunningService, ServiceFacts, Surroundings
 from stratad.doctor.units import unit_settings
-from stratad.unit_files import SLICE, UNIT
+from stratad.systemd.unit_files import SLICE, UNIT
 
 KIB = 1024
 SERVICE_GROUP = f"/sys/fs/cgroup/{SLICE}/{UNIT}"

@@ -19,7 +19,7 @@ from stratad.doctor.facts import (
     Swap,
 )
 from stratad.doctor.firmware import TABLE_PATH, memory_modules
-from stratad.free_blocks import large_block_bytes
+from stratad.machine.free_blocks import large_block_bytes
 
 KIB = 1024
 EDAC_DIRECTORY = "/sys/devices/system/edac/mc"

@@ -12,8 +12,8 @@ from planner.quantity import count_of, format_bytes
 from stratad.doctor.check import Check, Finding, Group, Severity, fine, from_reason, unknown
 from stratad.doctor.facts import MachineFacts, RunningService
 from stratad.doctor.units import settings_of
-from stratad.stored_plan import unit_differences
-from stratad.unit_files import PLAN_PATH
+from stratad.plan.stored import unit_differences
+from stratad.systemd.unit_files import PLAN_PATH
 
 _APPLY = "sudo stratactl apply"
 # Settings that no unit of a pool should have, and what they do.

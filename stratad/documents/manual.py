@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from stratad.cli.main import COMMANDS, stratactl
-from stratad.daemon import main as stratad
+from stratad.daemon.main import main as stratad
 
 # Of the text, so that the same sources give the same pages.
 DATE = "2026-11-30"

@@ -14,7 +14,7 @@ from stratad import journal
 from stratad.server.authorization import Administration, require_administrator
 from stratad.server.failures import HttpFailure
 from stratad.server.limits import read_body
-from stratad.service import NotServing, Service
+from stratad.service.service import NotServing, Service
 
 _MAX_BODY_BYTES = 1024
 

@@ -13,17 +13,17 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from stratad import journal
-from stratad.api_keys import ApiKeys
-from stratad.generation import RequestError
-from stratad.metrics import Metrics
+from stratad.engine.generation import RequestError
+from stratad.metrics.registry import Metrics
 from stratad.server.administration import AdministrationEndpoints
+from stratad.server.api_keys import ApiKeys
 from stratad.server.authorization import OPEN_PATHS, Administration, ApiKeyCheck
 from stratad.server.completions import CompletionEndpoints
 from stratad.server.failures import HttpFailure, failure_response, request_error_response
 from stratad.server.limits import MAX_HEADER_BYTES, HeaderLimit, HostCheck
 from stratad.server.observation import ObservationEndpoints
 from stratad.server.streaming import ClientGone
-from stratad.service import Service
+from stratad.service.service import Service
 
 # nginx's number for a request whose client left; nobody receives it, logs and tests see it.
 _CLIENT_CLOSED_REQUEST = 499

@@ -11,7 +11,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from stratad.api_keys import ApiKeys
+from stratad.server.api_keys import ApiKeys
 from stratad.server.failures import HttpFailure, failure_response
 from stratad.server.limits import has_local_host, require_local
 

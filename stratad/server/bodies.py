@@ -13,8 +13,8 @@ from typing import Annotated, Any, TypeVar
 from pydantic import Field, ValidationError
 from pydantic_core import ErrorDetails
 
-from stratad.generation import GenerationRequest
-from stratad.runner import Grammar, SamplingParameters
+from stratad.engine.generation import GenerationRequest
+from stratad.runner.protocol import Grammar, SamplingParameters
 from stratad.server.failures import HttpFailure, bad_request
 from stratad.server.response_format import GrammarOfSchema, ResponseFormat
 from stratad.server.strict import Strict

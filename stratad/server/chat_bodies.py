@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_validator
 
-from stratad.chat import Chat, ChatRequest, PreparedChat, ToolChoice
-from stratad.chat_messages import Message
-from stratad.generation import GenerationRequest
-from stratad.json_schema import UnsupportedSchema, require_enforceable
+from stratad.chat.chat import Chat, ChatRequest, PreparedChat, ToolChoice
+from stratad.chat.json_schema import UnsupportedSchema, require_enforceable
+from stratad.chat.messages import Message
+from stratad.engine.generation import GenerationRequest
 from stratad.server.bodies import MOST_LIKELIHOODS, SamplingBody
 from stratad.server.failures import bad_request
 from stratad.server.response_format import FunctionName, GrammarOfSchema, ResponseFormat, Schema

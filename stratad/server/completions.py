@@ -9,11 +9,11 @@ from dataclasses import replace
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from stratad.answer_reader import AnswerReader
-from stratad.chat import Chat, PreparedChat
-from stratad.chat_template import ChatTemplateError
-from stratad.engine import Ticket
-from stratad.generation import Event, Failed, Finished, GenerationRequest, TextPiece
+from stratad.chat.answer_reader import AnswerReader
+from stratad.chat.chat import Chat, PreparedChat
+from stratad.chat.template import ChatTemplateError
+from stratad.engine.engine import Ticket
+from stratad.engine.generation import Event, Failed, Finished, GenerationRequest, TextPiece
 from stratad.server.bodies import CompletionBody, SamplingBody, TokenizeBody, parse_body
 from stratad.server.chat_bodies import ChatBody
 from stratad.server.failures import bad_request, request_error_document
@@ -26,7 +26,7 @@ from stratad.server.streaming import (
     is_last,
     or_client_gone,
 )
-from stratad.service import Service
+from stratad.service.service import Service
 
 
 class CompletionEndpoints:

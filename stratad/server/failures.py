@@ -7,7 +7,7 @@ from http import HTTPStatus
 
 from starlette.responses import JSONResponse
 
-from stratad.generation import (
+from stratad.engine.generation import (
     DeadlineExceeded,
     EngineFailure,
     InvalidRequest,

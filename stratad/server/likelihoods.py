@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stratad.generation import ChosenToken, LikelyToken, TextPiece
+from stratad.engine.generation import ChosenToken, LikelyToken, TextPiece
 
 
 def chat_likelihoods(tokens: Sequence[ChosenToken]) -> dict[str, object] | None:

@@ -8,12 +8,12 @@ from http import HTTPStatus
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
-from stratad.metrics import CONTENT_TYPE, Metrics
+from stratad.metrics.registry import CONTENT_TYPE, Metrics
+from stratad.runner.verify import placement_document
 from stratad.server.limits import require_local
 from stratad.server.openapi import api_document
 from stratad.server.page import PAGE
-from stratad.service import Service, ServiceState
-from stratad.verify import placement_document
+from stratad.service.service import Service, ServiceState
 
 # Degraded still answers: a balancer that takes it out would turn a slow box into none.
 _SERVING_STATES = (ServiceState.READY, ServiceState.DEGRADED)

@@ -11,7 +11,7 @@ from stratad.server.administration import DrainBody, DrainDocument
 from stratad.server.authorization import ADMINISTRATION_HEADER
 from stratad.server.bodies import CompletionBody, TokenizeBody
 from stratad.server.chat_bodies import ChatBody
-from stratad.status_document import StatusDocument
+from stratad.service.status_schema import StatusDocument
 
 Schema = dict[str, Any]
 

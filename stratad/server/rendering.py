@@ -9,9 +9,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from stratad.answer_format import AnswerParts
-from stratad.answer_reader import AnswerReader, ContentDelta, Delta, ReasoningDelta
-from stratad.generation import ChosenToken, Finished, TextPiece
+from stratad.chat.answer_format import AnswerParts
+from stratad.chat.answer_reader import AnswerReader, ContentDelta, Delta, ReasoningDelta
+from stratad.engine.generation import ChosenToken, Finished, TextPiece
 from stratad.server.likelihoods import chat_likelihoods, completion_likelihoods
 
 STREAM_END = "data: [DONE]\n\n"

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue, model_validator
 
-from stratad.json_schema import UnsupportedSchema, require_enforceable
+from stratad.chat.json_schema import UnsupportedSchema, require_enforceable
 from stratad.server.failures import bad_request
 from stratad.server.strict import Strict
 

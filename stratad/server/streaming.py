@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from stratad.engine import Ticket
-from stratad.generation import Event, Failed, Finished, ReaderTooSlow, TextPiece
+from stratad.engine.engine import Ticket
+from stratad.engine.generation import Event, Failed, Finished, ReaderTooSlow, TextPiece
 from stratad.server.rendering import joined
 
 # For each request. The text of 100,000 tokens is about half a megabyte; likelihoods of 20 tokens are 300 MB with it.

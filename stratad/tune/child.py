@@ -22,7 +22,7 @@ def main() -> None:
     if os.getppid() != parent_id:
         # It ended before it could be watched.
         sys.exit(1)
-    from stratad.daemon import main as daemon_main
+    from stratad.daemon.main import main as daemon_main
 
     daemon_main()
 

@@ -30,9 +30,9 @@ from stratad.config import (
 )
 from stratad.config.writing import configuration_text
 from stratad.errors import DaemonError, one_line
-from stratad.expert_profile import FILE_NAME, read_profile
-from stratad.model import ModelFacts
-from stratad.runtime_directory import read_running
+from stratad.gguf.model import ModelFacts
+from stratad.gpu.expert_profile import FILE_NAME, read_profile
+from stratad.state.runtime_directory import read_running
 from stratad.tune.arms import PlannedArm
 from stratad.tune.client import ask
 from stratad.tune.prompts import WARM_UP, Questions

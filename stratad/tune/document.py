@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 from planner import Objective
 from planner.calibration import SCHEMA_VERSION
-from stratad.recorded import Circumstances
+from stratad.state.recorded import Circumstances
 from stratad.tune.arms import PlannedArm
 from stratad.tune.judge import Outcome, Record
 from stratad.tune.statistics import RatioInterval

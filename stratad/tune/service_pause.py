@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from stratad.errors import DaemonError
-from stratad.unit_files import UNIT
+from stratad.systemd.unit_files import UNIT
 
 
 class ServiceSwitch(Protocol):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from planner.sysfs import Tree
 from stratad import _native as native
-from stratad.free_blocks import free_huge_page_bytes
+from stratad.machine.free_blocks import free_huge_page_bytes
 from tests.bench.bars import Measured, measured
 from tests.bench.synthetic_model import BenchShape, cached_model
 

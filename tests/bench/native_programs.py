@@ -10,7 +10,7 @@ from pathlib import Path
 
 from planner.sysfs import Tree
 from stratad import _native as native
-from stratad.free_blocks import free_huge_page_bytes
+from stratad.machine.free_blocks import free_huge_page_bytes
 from tests.bench.bars import BAR_OF, Bar, Measured, measured
 from tests.support.native_build import build
 

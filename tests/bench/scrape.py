@@ -20,11 +20,11 @@ from threading import Event, Thread
 
 import httpx
 
-from stratad.daemon import demo_model_path
-from stratad.metrics import Metrics
-from stratad.runner import NativeCounters, PlacementReport, SliceCounters, SlicePlacement
-from stratad.service_samples import check_samples, counter_samples, state_samples
-from stratad.verify import check_placement
+from stratad.daemon.main import demo_model_path
+from stratad.metrics.registry import Metrics
+from stratad.runner.protocol import NativeCounters, PlacementReport, SliceCounters, SlicePlacement
+from stratad.runner.verify import check_placement
+from stratad.service.samples import check_samples, counter_samples, state_samples
 from tests.serving.support.daemon_process import started
 
 # As large a machine as there is a reason to expect.

@@ -27,21 +27,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stratad import _native as native
-from stratad.apply import open_runner
-from stratad.chat import open_chat
+from stratad.chat.chat import open_chat
 from stratad.config import Configuration, ModelSection, PlacementSection
-from stratad.engine import Engine
-from stratad.engine_status import EngineSettings
-from stratad.facts import machine_facts
-from stratad.generation import Event, GenerationRequest, TextPiece
-from stratad.metrics import Metrics
-from stratad.model import read_model_facts
-from stratad.native_chat import NativeChatKnowledge
-from stratad.native_runner import NativeRunner
-from stratad.runner import SamplingParameters
+from stratad.daemon.starting_plan import decide_plan
+from stratad.engine.engine import Engine
+from stratad.engine.generation import Event, GenerationRequest, TextPiece
+from stratad.engine.status import EngineSettings
+from stratad.gguf.model import read_model_facts
+from stratad.metrics.registry import Metrics
+from stratad.native.apply import open_runner
+from stratad.native.chat import NativeChatKnowledge
+from stratad.native.runner import NativeRunner
+from stratad.plan.facts import machine_facts
+from stratad.runner.protocol import SamplingParameters
 from stratad.server import HttpServer, ServerSettings, create_app, open_listener
-from stratad.service import Service, ServiceLimits, ServingParts
-from stratad.starting_plan import decide_plan
+from stratad.service.service import Service, ServiceLimits, ServingParts
 from tests.bench.__main__ import raise_priority
 from tests.bench.bars import Measured, Verdict, measured, table
 from tests.bench.end_to_end import warm_memory

@@ -14,7 +14,7 @@ import pytest
 
 from stratad import _native as native
 from stratad.config import GpuSection
-from stratad.gpu_offload import open_memory
+from stratad.gpu.offload import open_memory
 from tests.support import gguf_models, standin
 from tests.support.native import all_logits, load_plain, make_pool
 

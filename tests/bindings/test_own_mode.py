@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from stratad import _native as native
-from stratad.model import read_model_facts
+from stratad.gguf.model import read_model_facts
 from tests.support import gguf_models
 from tests.support.native import all_logits, load_owned, load_placed, load_plain, make_pool
 

@@ -12,10 +12,10 @@ import pytest
 
 pytest.importorskip("stratad._native", reason="the native module is not built")
 
-from stratad.answer_format import AnswerFormat
-from stratad.chat_messages import adapted
-from stratad.chat_template import ChatTemplate, ChatTemplateError
-from stratad.native_chat import NativeChatKnowledge
+from stratad.chat.answer_format import AnswerFormat
+from stratad.chat.messages import adapted
+from stratad.chat.template import ChatTemplate, ChatTemplateError
+from stratad.native.chat import NativeChatKnowledge
 from tests.support.native_build import llama_source
 
 TEMPLATES = {path.stem: path for path in sorted(Path(llama_source(), "models", "templates").glob("*.jinja"))}

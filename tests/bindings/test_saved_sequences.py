@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from stratad import _native as native
-from stratad.daemon import demo_model_path
+from stratad.daemon.main import demo_model_path
 from tests.support import gguf_models
 from tests.support.native import load_placed, load_plain, make_pool
 

@@ -30,8 +30,8 @@ import click
 import pytest
 
 from stratad.cli.main import COMMANDS, stratactl
-from stratad.daemon import main as stratad
-from stratad.runtime_directory import read_running
+from stratad.daemon.main import main as stratad
+from stratad.state.runtime_directory import read_running
 from tests.docs.markdown import REPOSITORY, SHELL_LANGUAGES, Block, blocks, documents, prose
 from tests.serving.support.served import wait_until
 

@@ -24,7 +24,7 @@ from stratad.doctor.document import doctor_document
 from stratad.documents.configuration import configuration_document
 from stratad.documents.manual import stratactl_page, stratad_page
 from stratad.documents.pictures import plan_picture
-from stratad.plan_schema import plan_schema
+from stratad.plan.schema import plan_schema
 from tests.support.arm_cases import load_cases
 from tests.support.arm_scores import judgements, scores, table
 from tests.support.doctor_machine import changed, healthy

@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from stratad.gpu_modules import modules_folder
+from stratad.gpu.modules import modules_folder
 from tests.gpu import software_vulkan
 from tests.gpu.hybrid_report import MOST_BEYOND, TOLERANCE
 from tests.support.native_build import llama_source

@@ -12,8 +12,8 @@ import numpy as np
 
 from stratad import _native as native
 from stratad.config import GpuSection
-from stratad.facts import machine_facts
-from stratad.gpu_runtime import open_gpus, pin_arenas
+from stratad.gpu.runtime import open_gpus, pin_arenas
+from stratad.plan.facts import machine_facts
 from tests.support import gguf_models
 from tests.support.native import all_logits, load_plain, make_pool
 

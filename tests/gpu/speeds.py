@@ -18,9 +18,9 @@ from pathlib import Path
 from planner.sysfs import Tree
 from stratad import _native as native
 from stratad.config import GpuSection
-from stratad.facts import machine_facts
-from stratad.gpu_rates import HostToDeviceRate, slow_upload
-from stratad.gpu_runtime import FoundGpu, measure_host_to_device, open_gpus, pin_arenas
+from stratad.gpu.rates import HostToDeviceRate, slow_upload
+from stratad.gpu.runtime import FoundGpu, measure_host_to_device, open_gpus, pin_arenas
+from stratad.plan.facts import machine_facts
 from tests.bench import synthetic_model
 from tests.bench.synthetic_model import BenchShape
 

@@ -9,7 +9,7 @@ import pytest
 from planner import Effect, GpuInUse, Topology
 from stratad.config import GpuSection
 from stratad.errors import ConfigurationError
-from stratad.gpu_runtime import open_gpus, pin_arenas
+from stratad.gpu.runtime import open_gpus, pin_arenas
 from tests.gpu.fake_gpu import FakeGpu, driverless_path, fake_gpu_path, run_alone
 from tests.gpu.test_registration import placed_arena
 from tests.support.machines import GpuShape, MachineShape, even_nodes, machine_topology

@@ -81,7 +81,7 @@ def test_the_rate_from_each_slice_to_the_device_is_measured() -> None:
 def test_without_a_driver_the_module_is_a_reason_and_no_crash(tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path; from stratad.config import GpuSection; "
-        "from stratad.facts import machine_facts; from stratad.gpu_runtime import open_gpus; "
+        "from stratad.plan.facts import machine_facts; from stratad.gpu.runtime import open_gpus; "
         "found = open_gpus(GpuSection(backend_path=Path(sys.argv[1])), machine_facts()); "
         "print(len(found.gpus), *(reason.code for reason in found.reasons))"
     )

@@ -321,7 +321,7 @@ def _virtual_environment(tree: Path, wheel: Path) -> None:
     scripts = tree / "bin"
     scripts.mkdir()
     _link(scripts / "python3", "/usr/bin/python3")
-    for name, module in (("stratad", "stratad.daemon"), ("stratactl", "stratad.cli.main")):
+    for name, module in (("stratad", "stratad.daemon.main"), ("stratactl", "stratad.cli.main")):
         script = scripts / name
         script.write_text(
             f"#!{INSTALLATION}/bin/python3\nimport sys\n\nfrom {module} import main\n\nsys.exit(main())\n"

@@ -1,6 +1,7 @@
 // A graph of our own in own mode under a sanitizer: every operation's result is poisoned beforehand, and then
 // has the bits of ggml's CPU backend on one thread.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <random>
 #include <set>
@@ -30,18 +31,20 @@ std::shared_ptr<Pool> pool_of(int workers, int slices) {
 // One layer in small: Q, K and V with a bias in between, attention over a filled cache, its output product.
 class Layer {
  public:
-  Layer(ggml_type type, int tokens) : context_(ggml_init({size_t{1} << 22, nullptr, true})) {
+  Layer(ggml_type type, int tokens, ggml_type other_type = GGML_TYPE_Q8_0)
+      : context_(ggml_init({size_t{1} << 22, nullptr, true})) {
+    const ggml_type value_type = other_type == GGML_TYPE_F32 ? GGML_TYPE_F32 : GGML_TYPE_F16;
     ggml_tensor* input = leaf(GGML_TYPE_F32, kColumns, tokens);
     ggml_tensor* query = ggml_mul_mat(context_, leaf(type, kColumns, kHead * kHeads), input);
     query = ggml_add(context_, query, leaf(GGML_TYPE_F32, kHead * kHeads));
     ggml_tensor* key = ggml_mul_mat(context_, leaf(type, kColumns, kHead * kKeyHeads), input);
-    ggml_tensor* value = ggml_mul_mat(context_, leaf(GGML_TYPE_F16, kColumns, kHead * kKeyHeads), input);
+    ggml_tensor* value = ggml_mul_mat(context_, leaf(value_type, kColumns, kHead * kKeyHeads), input);
     query = ggml_permute(context_, ggml_reshape_3d(context_, query, kHead, kHeads, tokens), 0, 2, 1, 3);
     ggml_tensor* attention = ggml_flash_attn_ext(
         context_, query, leaf(GGML_TYPE_F16, kHead, kCells, kKeyHeads),
         leaf(GGML_TYPE_F16, kHead, kCells, kKeyHeads), leaf(GGML_TYPE_F16, kCells, tokens), 0.2f, 0.0f, 0.0f);
     attention = ggml_reshape_2d(context_, attention, kHead * kHeads, tokens);
-    ggml_tensor* output = ggml_mul_mat(context_, leaf(GGML_TYPE_Q8_0, kHead * kHeads, kColumns), attention);
+    ggml_tensor* output = ggml_mul_mat(context_, leaf(other_type, kHead * kHeads, kColumns), attention);
     graph_ = ggml_new_graph(context_);
     for (ggml_tensor* result : {ggml_add(context_, output, input), ggml_mul(context_, key, value)})
       ggml_build_forward_expand(graph_, result);
@@ -145,6 +148,44 @@ void test_bits() {
   ggml_backend_free(plain);
 }
 
+double squared_error(const std::vector<char>& bytes, const std::vector<char>& reference) {
+  const auto* values = reinterpret_cast<const float*>(bytes.data());
+  const auto* others = reinterpret_cast<const float*>(reference.data());
+  double error = 0, power = 0;
+  for (size_t index = 0; index < bytes.size() / sizeof(float); ++index) {
+    error += std::pow(static_cast<double>(values[index]) - others[index], 2);
+    power += std::pow(static_cast<double>(others[index]), 2);
+  }
+  return error / power;
+}
+
+// Attention of several tokens by our kernel, among products of ggml's: near to ggml's results, the same bits
+// for any layout, and for one token ggml's own.
+void test_prompt_attention() {
+  ggml_backend_t plain = ggml_backend_cpu_init();
+  ggml_backend_cpu_set_n_threads(plain, 1);
+  ggml_backend_t own = make_backend();
+  for (const InstructionSet set : {InstructionSet::kAvx2, InstructionSet::kAvx512Vnni}) {
+    if (!cpu_has(set)) continue;
+    set_device_options({.kernels = set, .smallest_product_bytes = 0});
+    for (int tokens : {1, 3, 40}) {
+      Layer layer(GGML_TYPE_F32, tokens, GGML_TYPE_F32);
+      const std::vector<char> reference = layer.compute(plain);
+      attach_pool(pool_of(1, 1));
+      const std::vector<char> first = layer.compute(own);
+      CHECK((first == reference) == (tokens == 1));
+      CHECK(squared_error(first, reference) < 1e-10);
+      for (int slices : {1, 2, 3})
+        for (int workers : {3, 4}) {
+          attach_pool(pool_of(workers, slices));
+          CHECK(layer.compute(own) == first);
+        }
+    }
+  }
+  ggml_backend_free(own);
+  ggml_backend_free(plain);
+}
+
 void test_without_a_pool() {
   attach_pool(nullptr);
   ggml_backend_t own = make_backend();
@@ -171,6 +212,7 @@ void test_abort() {
 int main() {
   register_pool_device();
   test_bits();
+  test_prompt_attention();
   test_without_a_pool();
   test_abort();
   attach_pool(nullptr);

@@ -52,6 +52,10 @@ def test_row_kernels_of_every_type_and_instruction_set(build: Path) -> None:
     assert run(build, "kernel_test") == "kernel: 0 failures\n"
 
 
+def test_attention_of_several_tokens(build: Path) -> None:
+    assert run(build, "attention_test") == "attention: 0 failures\n"
+
+
 def test_a_graph_in_own_mode(build: Path) -> None:
     assert run(build, "own_graph_test") == "own graph: 0 failures\n"
 

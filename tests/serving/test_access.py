@@ -13,8 +13,8 @@ import httpx
 import openai
 import pytest
 
-from stratad.api_keys import ApiKeys, read_key_files
 from stratad.server import Administration
+from stratad.server.api_keys import ApiKeys, read_key_files
 from stratad.server.authorization import ADMINISTRATION_HEADER
 from stratad.server.limits import MAX_HEADER_BYTES
 from tests.serving.support.scripted_runner import ScriptedRunner

@@ -11,8 +11,8 @@ import pytest
 
 from stratad.config import Environment
 from stratad.errors import DaemonError
-from stratad.runtime_directory import find_running, publish_plan, published, runtime_directory
 from stratad.server import open_listener
+from stratad.state.runtime_directory import find_running, publish_plan, published, runtime_directory
 
 
 def test_port_0_takes_a_free_port_and_says_which() -> None:

@@ -11,11 +11,11 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
-from stratad.engine import Engine, Ticket
-from stratad.engine_status import EngineSettings
-from stratad.generation import Event, Failed, Finished, GenerationRequest, QueueFull, TextPiece
-from stratad.metrics import Metrics
-from stratad.runner import SamplingParameters
+from stratad.engine.engine import Engine, Ticket
+from stratad.engine.generation import Event, Failed, Finished, GenerationRequest, QueueFull, TextPiece
+from stratad.engine.status import EngineSettings
+from stratad.metrics.registry import Metrics
+from stratad.runner.protocol import SamplingParameters
 from tests.serving.support.scripted_runner import RememberingRunner, ScriptedRunner
 from tests.serving.support.served import LIMIT_SECONDS, MODEL, Served, serve, wait_until
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import openai
 import pytest
 
-from stratad.runner import Grammar
+from stratad.runner.protocol import Grammar
 from tests.serving.support.scripted_runner import ScriptedRunner
 from tests.serving.support.served import MODEL, serve
 

@@ -22,8 +22,8 @@ import pytest
 
 pytest.importorskip("stratad._native", reason="the native module is not built")
 
-from stratad.api_keys import CREDENTIAL_NAME
-from stratad.daemon import demo_model_path
+from stratad.daemon.main import demo_model_path
+from stratad.server.api_keys import CREDENTIAL_NAME
 from tests.serving.support.daemon_process import LIMIT_SECONDS, DaemonProcess, started
 from tests.serving.support.served import wait_until
 

@@ -15,7 +15,7 @@ from tests.serving.support.served import wait_until
 
 pytest.importorskip("stratad._native", reason="the native module is not built")
 
-from stratad.daemon import demo_model_path
+from stratad.daemon.main import demo_model_path
 
 SLOTS = 4
 MAX_TOKENS = 24

@@ -19,7 +19,7 @@ from tests.serving.support.daemon_process import LIMIT_SECONDS, DaemonProcess, s
 
 pytest.importorskip("stratad._native", reason="the native module is not built")
 
-from stratad.daemon import demo_model_path
+from stratad.daemon.main import demo_model_path
 
 MESSAGES = [{"role": "user", "content": "It is a truth universally acknowledged, that"}]
 WALK = {

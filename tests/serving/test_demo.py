@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("stratad._native", reason="the native module is not built")
 
 from stratad import demo
-from stratad.daemon import demo_model_path
+from stratad.daemon.main import demo_model_path
 from stratad.errors import ModelFileError
 
 LIMIT_SECONDS = 120.0

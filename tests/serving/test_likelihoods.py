@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from stratad.generation import ChosenToken, LikelyToken, TextPiece
+from stratad.engine.generation import ChosenToken, LikelyToken, TextPiece
 from stratad.server.likelihoods import completion_likelihoods
 from tests.serving.support.scripted_runner import START_TOKEN, ScriptedRunner
 from tests.serving.support.served import MODEL, serve

@@ -19,12 +19,12 @@ from starlette.requests import Request
 
 from planner import Effect, Reason
 from planner.sysfs import Tree
-from stratad.placement_watch import PlacementWatch
-from stratad.runner import NativeCounters, PlacementReport, SlicePlacement
+from stratad.daemon.placement_watch import PlacementWatch
+from stratad.runner.protocol import NativeCounters, PlacementReport, SlicePlacement
 from stratad.server.failures import HttpFailure
 from stratad.server.limits import require_local
-from stratad.service import PlanSummary, ServiceLimits, ServiceState
-from stratad.service_samples import node_memory_samples
+from stratad.service.samples import node_memory_samples
+from stratad.service.service import PlanSummary, ServiceLimits, ServiceState
 from tests.serving.support.scripted_runner import ScriptedRunner
 from tests.serving.support.served import LIMIT_SECONDS, MODEL, Served, serve, wait_until
 from tests.support.prometheus import promtool

@@ -21,13 +21,13 @@ from schemathesis.specs.openapi.checks import (
 )
 from starlette.routing import Route
 
-from stratad.metrics import Metrics
+from stratad.metrics.registry import Metrics
 from stratad.server import ServerSettings, create_app
 from stratad.server.bodies import CompletionBody, TokenizeBody
 from stratad.server.chat_bodies import ChatBody
 from stratad.server.openapi import api_document
-from stratad.service import Service, ServiceLimits
-from stratad.status_document import StatusDocument
+from stratad.service.service import Service, ServiceLimits
+from stratad.service.status_schema import StatusDocument
 from tests.serving.support.served import serve
 
 # Requests for each operation; the whole module takes well below a minute.
@@ -87,7 +87,7 @@ def test_it_is_served_and_has_the_daemons_version() -> None:
 @pytest.fixture(scope="module")
 def daemon_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     pytest.importorskip("stratad._native", reason="the native module is not built")
-    from stratad.daemon import demo_model_path
+    from stratad.daemon.main import demo_model_path
     from tests.serving.support.daemon_process import started
 
     folder: Path = tmp_path_factory.mktemp("daemon")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from planner import Effect, Reason
-from stratad.api_keys import ApiKeys
+from stratad.server.api_keys import ApiKeys
 from tests.serving.support import browser as browsers
 from tests.serving.support.browser import Browser
 from tests.serving.support.recorded_status import serve_as
@@ -324,7 +324,7 @@ def test_with_api_keys_the_page_asks_and_keeps_the_key_in_this_tab_only(tab: Bro
 
 
 def keys_of(key: str, folder: Path) -> ApiKeys:
-    from stratad.api_keys import read_key_files
+    from stratad.server.api_keys import read_key_files
 
     path = folder / "keys"
     path.write_text(f"{key}\n")

@@ -7,8 +7,8 @@ import errno
 import numpy as np
 import pytest
 
-from stratad.runner import PlacementReport, SlicePlacement
-from stratad.verify import (
+from stratad.runner.protocol import PlacementReport, SlicePlacement
+from stratad.runner.verify import (
     Verdict,
     check_placement,
     node_ratios,

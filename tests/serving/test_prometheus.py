@@ -18,8 +18,8 @@ import pytest
 
 pytest.importorskip("stratad._native", reason="the native module is not built")
 
-from stratad.daemon import demo_model_path
-from stratad.metrics_panels import SECTIONS, Panel
+from stratad.daemon.main import demo_model_path
+from stratad.metrics.panels import SECTIONS, Panel
 from tests.serving.support.daemon_process import LIMIT_SECONDS, DaemonProcess, started
 from tests.serving.support.served import wait_until
 from tests.support.prometheus import PrometheusServer, program, running_prometheus

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
-from stratad.engine import Engine
-from stratad.engine_status import EngineSettings
-from stratad.metrics import Metrics
-from stratad.seating import MeasuredRates
+from stratad.engine.engine import Engine
+from stratad.engine.seating import MeasuredRates
+from stratad.engine.status import EngineSettings
+from stratad.metrics.registry import Metrics
 from tests.serving.support.scripted_runner import RememberingRunner, ScriptedRunner
 from tests.serving.support.served import LIMIT_SECONDS, MODEL, serve
 from tests.serving.test_batching import Asked

@@ -17,8 +17,8 @@ import httpx
 import openai
 import pytest
 
-from stratad.api_keys import ApiKeys, read_key_files
 from stratad.server import Administration
+from stratad.server.api_keys import ApiKeys, read_key_files
 from stratad.server.authorization import ADMINISTRATION_HEADER
 from tests.serving.support.scripted_runner import ScriptedRunner
 from tests.serving.support.served import LIMIT_SECONDS, MODEL, Served, serve, wait_until

@@ -12,11 +12,11 @@ import httpx
 import openai
 import pytest
 
-from stratad.engine import Engine
-from stratad.engine_status import EngineSettings
-from stratad.metrics import Metrics
-from stratad.saved_prompts import FILE_NAME, SavedPromptsPlace
-from stratad.seating import MeasuredRates
+from stratad.engine.engine import Engine
+from stratad.engine.saved_prompts import FILE_NAME, SavedPromptsPlace
+from stratad.engine.seating import MeasuredRates
+from stratad.engine.status import EngineSettings
+from stratad.metrics.registry import Metrics
 from tests.serving.support.daemon_process import LIMIT_SECONDS as DAEMON_LIMIT_SECONDS
 from tests.serving.support.daemon_process import DaemonProcess, started
 from tests.serving.support.scripted_runner import RememberingRunner
@@ -122,7 +122,7 @@ def test_the_limit_on_disk_keeps_the_last_used(tmp_path: Path) -> None:
 
 native = pytest.importorskip("stratad._native", reason="the native module is not built")
 
-from stratad.daemon import demo_model_path  # noqa: E402
+from stratad.daemon.main import demo_model_path  # noqa: E402
 
 SETTINGS = "slots = 2\nsave_slots = true\nprompt_cache_bytes = 67108864\n"
 TALE = "It is a truth universally acknowledged, that a single man in possession of a good fortune, " * 6

@@ -12,7 +12,7 @@ import tracemalloc
 import httpx
 import pytest
 
-from stratad.generation import (
+from stratad.engine.generation import (
     ChosenToken,
     Event,
     Failed,

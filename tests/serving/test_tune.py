@@ -28,9 +28,9 @@ from stratad.cli.tune import Contest, _contest
 from stratad.cli.watch_look import read_samples
 from stratad.config import load_configuration
 from stratad.errors import DaemonError
-from stratad.expert_profile import FILE_NAME, write_profile
-from stratad.facts import machine_facts
-from stratad.model import read_model_facts
+from stratad.gguf.model import read_model_facts
+from stratad.gpu.expert_profile import FILE_NAME, write_profile
+from stratad.plan.facts import machine_facts
 from stratad.tune import ArmFailed
 from stratad.tune.client import ask
 from stratad.tune.daemon_engine import (

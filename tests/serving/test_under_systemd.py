@@ -14,8 +14,8 @@ pytest.importorskip("stratad._native", reason="the native module is not built")
 
 from planner import Plan, make_plan, plan_to_json
 from stratad.config import load_configuration
-from stratad.facts import configured_options, machine_facts, plan_request
-from stratad.model import read_model_facts
+from stratad.gguf.model import read_model_facts
+from stratad.plan.facts import configured_options, machine_facts, plan_request
 from tests.serving.support.daemon_process import DaemonProcess, started
 from tests.serving.support.served import wait_until
 from tests.support.gguf_models import write_model

@@ -21,7 +21,7 @@ from typing import Any
 
 import httpx
 
-from stratad.daemon import demo_model_path
+from stratad.daemon.main import demo_model_path
 from tests.serving.support.daemon_process import DaemonProcess, started
 from tests.serving.support.served import wait_until
 from tests.soak.answers import SoloAnswer, SoloToken

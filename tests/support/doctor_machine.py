@@ -15,9 +15,9 @@ from planner.cpulist import format_id_list
 from planner.dropin import drop_in_text, plan_cpu_ids
 from stratad.doctor import LiveAnswers, MachineFacts, PlacementVerdict, Question, gather
 from stratad.doctor.firmware import TABLE_PATH
-from stratad.facts import PlanOptions, plan_request
-from stratad.service_view import service_topology
-from stratad.unit_files import PLAN_PATH, SLICE, UNIT, placement_path
+from stratad.plan.facts import PlanOptions, plan_request
+from stratad.systemd.service_view import service_topology
+from stratad.systemd.unit_files import PLAN_PATH, SLICE, UNIT, placement_path
 from tests.support.gguf_bytes import moe_file
 from tests.support.machines import GIB, GpuShape, MachineShape, even_nodes, machine_files, write_tree
 

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stratad.ggml_types import GGML_TYPES
+from stratad.gguf.tensor_types import GGML_TYPES
 
 TYPE_IDS = {ggml_type.name: type_id for type_id, ggml_type in GGML_TYPES.items()}
 UINT32, BOOL, TEXT, ARRAY, UINT64 = 4, 7, 8, 9, 10

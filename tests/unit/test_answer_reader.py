@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 pytest.importorskip("stratad._native", reason="the native module is not built")
 
-from stratad.answer_format import AnswerParts, AnswerPlan, ToolCall
-from stratad.answer_reader import AnswerReader, CallDelta, ContentDelta, ReasoningDelta
-from stratad.chat_template import FALLBACK_TEMPLATE
-from stratad.native_chat import NativeChatKnowledge
-from stratad.text_stream import TextStream
+from stratad.chat.answer_format import AnswerParts, AnswerPlan, ToolCall
+from stratad.chat.answer_reader import AnswerReader, CallDelta, ContentDelta, ReasoningDelta
+from stratad.chat.template import FALLBACK_TEMPLATE
+from stratad.engine.text_stream import TextStream
+from stratad.native.chat import NativeChatKnowledge
 from tests.support.native_build import llama_source
 
 TOOLS = [

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from stratad.api_keys import CREDENTIAL_NAME, ApiKeys, read_key_files
 from stratad.errors import ConfigurationError, render_error
+from stratad.server.api_keys import CREDENTIAL_NAME, ApiKeys, read_key_files
 
 
 def keys_in(path: Path, text: str) -> Path:
@@ -99,7 +99,7 @@ def test_every_key_is_compared_even_after_the_right_one(
         compared.append(known)
         return known == given
 
-    monkeypatch.setattr("stratad.api_keys.hmac.compare_digest", compare)
+    monkeypatch.setattr("stratad.server.api_keys.hmac.compare_digest", compare)
     for key in ("one", "two", "three", "four"):
         compared.clear()
         assert keys.accept(key) == (key != "four")

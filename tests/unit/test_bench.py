@@ -27,7 +27,7 @@ from stratad.bench.measure import FREE_SHARE, LEAST_NODE_BYTES, LEAST_ROUNDS, Be
 from stratad.bench.probe import NoDevices
 from stratad.bench.report import report_lines
 from stratad.bench.results import PlacedMemory
-from stratad.recorded import Circumstances
+from stratad.state.recorded import Circumstances
 from tests.support.machines import GIB, MachineShape, even_nodes, machine_topology
 
 TWO = programme(bench_nodes(machine_topology(MachineShape(even_nodes(2, 8)))))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from stratad.chat_template import (
+from stratad.chat.template import (
     FALLBACK_TEMPLATE,
     ChatTemplate,
     ChatTemplateError,

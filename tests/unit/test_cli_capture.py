@@ -13,7 +13,7 @@ from planner.discover import topology_of
 from planner.sysfs import Tree
 from stratad.cli.main import run
 from stratad.errors import StratadError
-from stratad.machine_archive import (
+from stratad.machine.archive import (
     ArchivedMachine,
     Recording,
     archive_bytes,

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from planner import REASON_CODES, PlanRefused, make_plan, plan_to_dict, refusal_to_dict
 from stratad.cli.main import run
 from stratad.cli.output import LABEL_COLUMNS, NARROWEST_COLUMNS, terminal_report
-from stratad.plan_schema import ErrorDocument, PlanDocument, RefusalDocument
+from stratad.plan.schema import ErrorDocument, PlanDocument, RefusalDocument
 from tests.golden.test_plans import CASES
 from tests.support.machines import MachineShape, even_nodes, machine_files, machine_topology, write_tree
 from tests.support.planning import request_for

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("stratad._native", reason="the native module is not built")
 
 from stratad.cli.main import run
-from stratad.machine_load import MachineLoad
+from stratad.machine.load import MachineLoad
 from tests.support import standin
 from tests.support.gguf_models import write_model
 

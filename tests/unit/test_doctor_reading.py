@@ -14,7 +14,7 @@ from stratad.doctor import MachineFacts, examine
 from stratad.doctor.processes import read_service, read_surroundings, service_process_ids
 from stratad.doctor.reading import read_settings
 from stratad.errors import StratadError
-from stratad.machine_archive import Recording
+from stratad.machine.archive import Recording
 from tests.support.doctor_machine import PROCESS_ID, Case, healthy
 from tests.support.machines import MemoryTree
 

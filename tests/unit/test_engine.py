@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from stratad.engine import Engine
-from stratad.engine_status import EngineSettings
-from stratad.generation import (
+from stratad.engine.engine import Engine
+from stratad.engine.generation import (
     EngineFailure,
     Event,
     Failed,
@@ -20,7 +19,8 @@ from stratad.generation import (
     TextPiece,
     Timings,
 )
-from stratad.runner import SamplingParameters
+from stratad.engine.status import EngineSettings
+from stratad.runner.protocol import SamplingParameters
 from tests.serving.support.scripted_runner import ScriptedRunner
 from tests.serving.support.served import wait_until
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratad.text_stream import TextStream
+from stratad.engine.text_stream import TextStream
 
 
 def _stream(pieces: list[bytes], stop_strings: list[str]) -> tuple[list[str], bool]:

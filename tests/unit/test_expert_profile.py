@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from stratad.expert_profile import ProfileKeeper, read_profile, write_profile
-from stratad.model import ModelFacts, read_model_facts
+from stratad.gguf.model import ModelFacts, read_model_facts
+from stratad.gpu.expert_profile import ProfileKeeper, read_profile, write_profile
 from tests.support import gguf_models
 
 SCORES = {0: [1.5, 0.0, 3.0], 7: [0.0, 0.25, 0.0]}

@@ -8,8 +8,8 @@ import pytest
 from planner import ArenaScope, Effect, Policy, Reason
 from planner.plan import PlanRefused
 from stratad.errors import StratadError
-from stratad.facts import PlanOptions, machine_facts, plan_request, refusal_error
-from stratad.model import ModelFacts, read_model_facts
+from stratad.gguf.model import ModelFacts, read_model_facts
+from stratad.plan.facts import PlanOptions, machine_facts, plan_request, refusal_error
 from tests.support.gguf_bytes import moe_file
 from tests.support.machines import MachineShape, even_nodes, machine_files, write_tree
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from planner.sysfs import Tree
-from stratad.free_blocks import free_huge_page_bytes, large_block_bytes
+from stratad.machine.free_blocks import free_huge_page_bytes, large_block_bytes
 
 MIB = 1 << 20
 BUDDYINFO = """\

@@ -11,8 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stratad.errors import ModelFileError, render_error
-from stratad.ggml_types import GGML_TYPES
-from stratad.gguf_header import (
+from stratad.gguf.header import (
     LONGEST_KEPT_ARRAY,
     LONGEST_KEPT_TEXT_BYTES,
     LONGEST_TENSOR_NAME_BYTES,
@@ -20,6 +19,7 @@ from stratad.gguf_header import (
     SkippedValue,
     read_gguf_header,
 )
+from stratad.gguf.tensor_types import GGML_TYPES
 from tests.support.gguf_bytes import (
     ARRAY,
     TEXT,

@@ -6,7 +6,7 @@ import ctypes
 from typing import Any
 
 from planner import with_gpu_affinity
-from stratad.gpu_affinity import LIBRARY, gpu_affinity, read_affinity
+from stratad.gpu.affinity import LIBRARY, gpu_affinity, read_affinity
 from tests.support.machines import GpuShape, MachineShape, even_nodes, machine_topology
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from planner import Topology
-from stratad import gpu_modules
-from stratad.gpu_modules import find_modules, is_gpu_expected
+from stratad.gpu import modules as gpu_modules
+from stratad.gpu.modules import find_modules, is_gpu_expected
 from tests.support.machines import GpuShape, MachineShape, even_nodes, machine_topology
 
 NVIDIA = GpuShape("0000:21:00.0", 0)

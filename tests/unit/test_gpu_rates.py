@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stratad.gpu_rates import HostToDeviceRate, link_rate, slow_upload
+from stratad.gpu.rates import HostToDeviceRate, link_rate, slow_upload
 from tests.support.machines import MemoryTree
 
 ADDRESS = "0000:41:00.0"

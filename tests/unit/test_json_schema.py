@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("stratad._native", reason="the native module is not built")
 
-from stratad.json_schema import UnsupportedSchema, require_enforceable
-from stratad.native_chat import NativeChatKnowledge
+from stratad.chat.json_schema import UnsupportedSchema, require_enforceable
+from stratad.native.chat import NativeChatKnowledge
 
 Schema = dict[str, object]
 

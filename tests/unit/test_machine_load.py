@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stratad.machine_load import (
+from stratad.machine.load import (
     MachineBusyError,
     MachineLoad,
     cpu_times,

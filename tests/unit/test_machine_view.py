@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from planner import Plan, PlanRefused, Topology, make_plan
-from stratad.machine_view import machine_document, planned_slices
-from stratad.status_document import CpuDocument, MachineDocument
+from stratad.service.machine_view import machine_document, planned_slices
+from stratad.service.status_schema import CpuDocument, MachineDocument
 from tests.golden.test_plans import CASES
 from tests.support.machines import GIB, MachineShape, NodeShape, even_nodes, machine_topology
 from tests.support.planning import request_for

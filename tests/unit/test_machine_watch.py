@@ -10,11 +10,11 @@ import pytest
 
 from planner import Topology, machine_fingerprint, read_topology
 from planner.sysfs import Tree
+from stratad.daemon.machine_watch import CHANGED_CODE, MachineWatch, machine_outline
 from stratad.errors import StratadError
-from stratad.machine_watch import CHANGED_CODE, MachineWatch, machine_outline
-from stratad.own_unit import restart_count, unit_cgroup
-from stratad.service import PlanSummary, Service, ServiceLimits
-from stratad.service_samples import DRIFT_CODES
+from stratad.service.samples import DRIFT_CODES
+from stratad.service.service import PlanSummary, Service, ServiceLimits
+from stratad.systemd.own_unit import restart_count, unit_cgroup
 
 
 @pytest.fixture(scope="module")

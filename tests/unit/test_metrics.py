@@ -9,8 +9,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from planner.reason import REASON_CODES
-from stratad.metrics import STATES, TABLE, MetricKind, Metrics, Sample, render_documentation
-from stratad.service_samples import DRIFT_CODES
+from stratad.metrics.registry import STATES, TABLE, MetricKind, Metrics, Sample, render_documentation
+from stratad.service.samples import DRIFT_CODES
 from tests.support.prometheus import promtool
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "METRICS.md"
@@ -82,7 +82,7 @@ def test_a_name_without_a_row_is_a_program_error() -> None:
 
 
 def test_every_state_of_the_service_has_its_series() -> None:
-    from stratad.service import ServiceState
+    from stratad.service.service import ServiceState
 
     assert set(STATES) == {state.value for state in ServiceState}
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from stratad.metrics import TABLE
-from stratad.metrics_dashboard import dashboard, render_dashboard
-from stratad.metrics_panels import SECTIONS
+from stratad.metrics.dashboard import dashboard, render_dashboard
+from stratad.metrics.panels import SECTIONS
+from stratad.metrics.registry import TABLE
 
 ROOT = Path(__file__).parents[2]
 DASHBOARD = ROOT / "etc" / "grafana" / "stratad.json"
@@ -22,7 +22,7 @@ PANELS = [panel for _, panels in SECTIONS for panel in panels]
 
 def test_the_dashboard_is_current() -> None:
     assert DASHBOARD.read_text(encoding="utf-8") == render_dashboard(), (
-        "run `python -m stratad.metrics_dashboard > etc/grafana/stratad.json`"
+        "run `python -m stratad.metrics.dashboard > etc/grafana/stratad.json`"
     )
 
 

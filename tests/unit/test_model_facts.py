@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from stratad.errors import ModelFileError
-from stratad.model import ModelFacts, read_model_facts
+from stratad.gguf.model import ModelFacts, read_model_facts
 from tests.support.gguf_bytes import TensorShape, entry, gguf_bytes, moe_entries, moe_file, moe_tensors
 
 EXPERT_TENSOR_BYTES = 64 * 32 * 8 // 32 * 34

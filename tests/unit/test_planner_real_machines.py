@@ -21,7 +21,7 @@ from planner import (
 )
 from planner.discover import topology_of
 from planner.sysfs import Tree
-from stratad.machine_archive import Recording, cleaned
+from stratad.machine.archive import Recording, cleaned
 from tests.support.archives import unpack
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stratad.metrics import STATES, TABLE, MetricKind
+from stratad.metrics.registry import STATES, TABLE, MetricKind
 from tests.support.prometheus import promtool
 
 RULES = Path(__file__).parents[2] / "etc" / "prometheus"

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from stratad import prompt_cache
-from stratad.prompt_cache import PromptCache, SavedPrompt, whole_pages
-from stratad.runner import StateShape
+from stratad.engine import prompt_cache
+from stratad.engine.prompt_cache import PromptCache, SavedPrompt, whole_pages
+from stratad.runner.protocol import StateShape
 
 PAGE = mmap.PAGESIZE
 

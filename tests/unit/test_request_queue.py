@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from stratad.engine_status import EngineTotals
-from stratad.generation import Event, Failed, Generation, GenerationRequest, QueueFull
-from stratad.metrics import Metrics
-from stratad.request_queue import RequestQueue
-from stratad.runner import SamplingParameters
+from stratad.engine.generation import Event, Failed, Generation, GenerationRequest, QueueFull
+from stratad.engine.request_queue import RequestQueue
+from stratad.engine.status import EngineTotals
+from stratad.metrics.registry import Metrics
+from stratad.runner.protocol import SamplingParameters
 
 
 def _request(client: str = "a", events: list[Event] | None = None) -> Generation:

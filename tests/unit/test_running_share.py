@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from planner import Policy, Running
-from stratad.runner import GpuCounters, NativeCounters, SliceCounters
-from stratad.running_share import FEWEST_STEPS, running_share
-from stratad.service_document import expert_share_document as share_document
+from stratad.plan.running_share import FEWEST_STEPS, running_share
+from stratad.runner.protocol import GpuCounters, NativeCounters, SliceCounters
+from stratad.service.document import expert_share_document as share_document
 
 
 def counters(cpu_bytes: int, *gpus: tuple[int, int, int, int]) -> NativeCounters:

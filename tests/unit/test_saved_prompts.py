@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stratad import saved_prompts
-from stratad.saved_prompts import (
+from stratad.engine import saved_prompts
+from stratad.engine.saved_prompts import (
     FILE_NAME,
     PromptRecord,
     SavedPromptsPlace,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratad.schedule import Share, StepLimits, compose_step
+from stratad.engine.schedule import Share, StepLimits, compose_step
 
 LIMITS = StepLimits(batch_tokens=32, chunk_tokens=8)
 

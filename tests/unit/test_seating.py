@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stratad.seating import MeasuredRates
+from stratad.engine.seating import MeasuredRates
 
 
 def test_copying_pays_until_it_takes_as_long_as_computing() -> None:

@@ -10,9 +10,9 @@ import pytest
 from planner import Topology
 from planner.facts import node_headroom_bytes
 from stratad.config import Configuration, ModelSection
-from stratad.facts import configured_options
-from stratad.model import ModelFacts, read_model_facts
-from stratad.slot_memory import (
+from stratad.gguf.model import ModelFacts, read_model_facts
+from stratad.plan.facts import configured_options
+from stratad.plan.slot_memory import (
     available_bytes,
     fitting_slots,
     prompt_cache_limit,

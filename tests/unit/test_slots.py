@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from stratad.generation import Generation, GenerationRequest
-from stratad.runner import SamplingParameters
-from stratad.slots import Assignment, Slot, suitable_slot
+from stratad.engine.generation import Generation, GenerationRequest
+from stratad.engine.slots import Assignment, Slot, suitable_slot
+from stratad.runner.protocol import SamplingParameters
 from tests.serving.support.scripted_runner import ScriptedRunner, ScriptedSampler
 
 

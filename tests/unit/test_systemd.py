@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stratad.systemd import Notifier, Watchdog
+from stratad.systemd.notify import Notifier, Watchdog
 
 LIMIT_SECONDS = 10.0
 

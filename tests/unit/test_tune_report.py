@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from planner import Calibration, Confidence, Objective, Policy, make_plan, tuning_from_json
-from stratad.recorded import Circumstances
+from stratad.state.recorded import Circumstances
 from stratad.tune import (
     Decision,
     Judge,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from planner.dropin import OWNER_LINE
-from stratad.unit_files import (
+from stratad.systemd.unit_files import (
     UnitFileError,
     carry_out,
     changes,

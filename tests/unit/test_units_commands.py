@@ -14,8 +14,16 @@ from planner.dropin import plan_cpu_ids
 from stratad.cli.apply import Outcome, outcome_document, placement_files, settle, stands_already
 from stratad.cli.main import run
 from stratad.cli.reserve import give_back, other_units, reservation_files
-from stratad.systemd_control import system_objections
-from stratad.unit_files import PLAN_PATH, UNIT, Change, carry_out, changes, placement_path, reservations
+from stratad.systemd.control import system_objections
+from stratad.systemd.unit_files import (
+    PLAN_PATH,
+    UNIT,
+    Change,
+    carry_out,
+    changes,
+    placement_path,
+    reservations,
+)
 from tests.support.machines import MachineShape, even_nodes
 from tests.support.planning import planned
 

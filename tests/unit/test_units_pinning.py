@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from stratad.pinning import DISPLACED_CODE, Pins, PinWatch
-from stratad.service import Service, ServiceLimits
+from stratad.daemon.pinning import DISPLACED_CODE, Pins, PinWatch
+from stratad.service.service import Service, ServiceLimits
 
 MAIN, WORKER, OTHER_WORKER, GGML, SERVER = 1, 2, 3, 4, 5
 

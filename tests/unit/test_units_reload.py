@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from stratad.config import Configuration, ModelSection
-from stratad.reload import RELOADABLE, reloaded, settings_that_differ
+from stratad.daemon.reload import RELOADABLE, reloaded, settings_that_differ
 
 RUNNING = Configuration(ModelSection(Path("a.gguf")))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from planner import read_topology
-from stratad.service_view import anonymous_bytes, service_topology
+from stratad.systemd.service_view import anonymous_bytes, service_topology
 from tests.support.machines import GIB, MachineShape, even_nodes, machine_files, write_tree
 
 NUMA_MAPS = """\

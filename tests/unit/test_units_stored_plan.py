@@ -22,8 +22,8 @@ from planner import (
 from planner.cpulist import format_id_list
 from planner.dropin import plan_cpu_ids
 from stratad.errors import ConfigurationError
-from stratad.model import DenseTensor, ExpertTensor, ModelFacts
-from stratad.stored_plan import process_policy, read_stored_plan, unit_differences
+from stratad.gguf.model import DenseTensor, ExpertTensor, ModelFacts
+from stratad.plan.stored import process_policy, read_stored_plan, unit_differences
 from tests.support.machines import GIB, MachineShape, MemoryTree, even_nodes, machine_topology
 from tests.support.planning import planned
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from stratad.generation import Generation, GenerationRequest
-from stratad.runner import SamplingParameters
-from stratad.waiting_line import WaitingLine
+from stratad.engine.generation import Generation, GenerationRequest
+from stratad.engine.waiting_line import WaitingLine
+from stratad.runner.protocol import SamplingParameters
 
 
 def _request(client: str, number: int = 0) -> Generation:

@@ -52,6 +52,14 @@ BOUNDED = (
         "attentions",
     ),
     Run("attention sliced", "FLASH_ATTN_EXT", r"hsk=128,hsv=128,.*nb=1,.*type_K=(f16|q8_0)", 2, "attentions"),
+    Run(
+        "attention of several tokens, our kernels",
+        "FLASH_ATTN_EXT",
+        r"hsk=(64|192|576),.*kv=(113|512|1024),nb=(3|35|75),.*type_K=f16",
+        2,
+        "attentions",
+        kernels="avx2",
+    ),
 )
 
 # Everything that the program has of these operations; some hours.

@@ -77,7 +77,7 @@ KINDS = {"no-placement": refuse_placement, "no-lock": refuse_locking, "one-cpu":
 def main() -> None:
     """Loses what KIND says, then is the daemon."""
     KINDS[sys.argv.pop(1)]()
-    from stratad.daemon import main as daemon_main
+    from stratad.daemon.main import main as daemon_main
 
     daemon_main()
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from stratad.runtime_directory import read_running
+from stratad.state.runtime_directory import read_running
 from tests.serving.support.served import wait_until
 
 LIMIT_SECONDS = 60.0

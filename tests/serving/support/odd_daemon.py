@@ -18,11 +18,13 @@ from dataclasses import replace
 from typing import Any
 
 from planner import Topology
-from stratad import loading, native_runner, slot_memory, startup
-from stratad.daemon import main
+from stratad.daemon import loading, startup
+from stratad.daemon.main import main
 from stratad.errors import LoadCancelled
-from stratad.facts import machine_facts
-from stratad.runner import PlacementReport
+from stratad.native import runner as native_runner
+from stratad.plan import slot_memory
+from stratad.plan.facts import machine_facts
+from stratad.runner.protocol import PlacementReport
 
 _MODES: dict[str, Callable[[], None]] = {}
 

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from planner import make_plan, plan_to_dict
-from stratad.machine_view import plan_summary
-from stratad.runner import (
+from stratad.runner.protocol import (
     GpuCounters,
     NativeCounters,
     PlacementReport,
     SliceCounters,
     SlicePlacement,
 )
+from stratad.service.machine_view import plan_summary
 from tests.golden.test_plans import CASES
 from tests.serving.support.scripted_runner import ScriptedRunner
 from tests.serving.support.served import Served, serve

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stratad.runner import (
+from stratad.runner.protocol import (
     NativeCounters,
     PlacementReport,
     SamplingParameters,

@@ -9,13 +9,13 @@ from time import monotonic, sleep
 
 from openai import OpenAI
 
-from stratad.api_keys import ApiKeys
-from stratad.engine import Engine
-from stratad.engine_status import EngineSettings
-from stratad.metrics import Metrics
-from stratad.native_chat import open_model_chat
+from stratad.engine.engine import Engine
+from stratad.engine.status import EngineSettings
+from stratad.metrics.registry import Metrics
+from stratad.native.chat import open_model_chat
 from stratad.server import Administration, HttpServer, ServerSettings, create_app, open_listener
-from stratad.service import Service, ServiceLimits, ServingParts
+from stratad.server.api_keys import ApiKeys
+from stratad.service.service import Service, ServiceLimits, ServingParts
 from tests.serving.support.scripted_runner import ScriptedRunner
 
 MODEL = "scripted"

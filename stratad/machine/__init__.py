@@ -1,0 +1,1 @@
+"""What this machine has, allows and is doing, beside what the planner reads itself."""

@@ -1,0 +1,152 @@
+"""Every metric of stratad in one table, and the registry built from it.
+
+The table (`stratad.metrics.table`, given here as well) is the source for the code, for docs/METRICS.md
+(`python -m stratad.metrics > docs/METRICS.md`) and for the Grafana dashboard (`stratad.metrics.dashboard`).
+Durations of single requests are pushed into histograms by the engine; everything else is read when Prometheus asks,
+from sources that the daemon registers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import prometheus_client
+from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from stratad.metrics.spec import MetricKind, MetricSpec
+from stratad.metrics.table import GROUPS, STATES, TABLE
+
+__all__ = [
+    "CONTENT_TYPE",
+    "GROUPS",
+    "STATES",
+    "TABLE",
+    "MetricKind",
+    "MetricSpec",
+    "Metrics",
+    "Sample",
+    "render_documentation",
+]
+
+CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One value at the moment of a scrape; `labels` in the order of the metric's row."""
+
+    name: str
+    value: float
+    labels: tuple[str, ...] = ()
+
+
+_SPECS = {spec.name: spec for spec in TABLE}
+
+
+class Metrics:
+    """The registry of one daemon. Observing and scraping are safe from any thread."""
+
+    def __init__(self, model_name: str) -> None:
+        """`model_name` labels the serving metrics, as vLLM and SGLang do."""
+        # A creation time per series would double the scrape, and nobody asks for it.
+        prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+        self._registry = CollectorRegistry()
+        self._sources: tuple[Callable[[], Iterable[Sample]], ...] = ()
+        self._first_token = self._histogram("stratad_time_to_first_token_seconds", model_name)
+        self._token_gap = self._histogram("stratad_inter_token_latency_seconds", model_name)
+        self._request = self._histogram("stratad_e2e_request_latency_seconds", model_name)
+        self._registry.register(_SampledMetrics(self._samples))
+        ProcessCollector(registry=self._registry)
+
+    def add_source(self, source: Callable[[], Iterable[Sample]]) -> None:
+        """Has every scrape include what `source` gives; it must be quick and safe from any thread."""
+        self._sources = (*self._sources, source)
+
+    def observe_first_token(self, seconds: float) -> None:
+        """From submitting a request to its first token."""
+        self._first_token.observe(seconds)
+
+    def observe_token_gap(self, seconds: float) -> None:
+        """Between two tokens of one request."""
+        self._token_gap.observe(seconds)
+
+    def observe_request(self, seconds: float) -> None:
+        """From submitting a request to its end."""
+        self._request.observe(seconds)
+
+    def render(self) -> bytes:
+        """Everything in Prometheus' text format, of type `CONTENT_TYPE`."""
+        return generate_latest(self._registry)
+
+    def _samples(self) -> Iterator[Sample]:
+        for source in self._sources:
+            yield from source()
+
+    def _histogram(self, name: str, model_name: str) -> Histogram:
+        spec = _SPECS[name]
+        metric = Histogram(name, spec.help, spec.labels, buckets=spec.buckets, registry=self._registry)
+        return metric.labels(model_name)
+
+
+class _SampledMetrics(Collector):
+    """Turns samples into metric families, in the order of the table and by its types."""
+
+    def __init__(self, samples: Callable[[], Iterable[Sample]]) -> None:
+        self._read_samples = samples
+
+    def collect(self) -> Iterator[Metric]:
+        """The families that have a sample. A name without a row is a program error."""
+        by_name: dict[str, list[Sample]] = {}
+        for sample in self._read_samples():
+            assert sample.name in _SPECS, sample.name
+            by_name.setdefault(sample.name, []).append(sample)
+        for spec in TABLE:
+            if spec.name in by_name:
+                yield _family(spec, by_name[spec.name])
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: asking for samples while registering would come before there are any."""
+        return iter(())
+
+
+def _family(spec: MetricSpec, samples: list[Sample]) -> Metric:
+    is_counter = spec.kind is MetricKind.COUNTER
+    family = (CounterMetricFamily if is_counter else GaugeMetricFamily)(
+        spec.name, spec.help, labels=spec.labels
+    )
+    for sample in samples:
+        family.add_metric(sample.labels, sample.value)
+    return family
+
+
+def render_documentation() -> str:
+    """docs/METRICS.md, generated from the table."""
+    lines = [
+        "# Metrics",
+        "",
+        "Generated by `python -m stratad.metrics > docs/METRICS.md`; do not edit.",
+        "",
+        "All are served at `/metrics`, on the API's address, beside prometheus_client's `process_*`. A scrape reads",
+        "counters without waiting for a step of decoding, also while the model is being loaded: rows that need a",
+        "loaded model come when there is one. Nothing is counted per request, client or prompt.",
+        "",
+        "etc/prometheus has a scrape example, rules that give the `vllm:` names, and alerts; etc/grafana a dashboard:",
+        "docs/MONITORING.md.",
+    ]
+    for title, specs in GROUPS:
+        lines += ["", f"## {title}", "", "| name | type | unit | labels | meaning |", "|---|---|---|---|---|"]
+        lines += [_documentation_row(spec) for spec in specs]
+    lines += ["", "## Histogram buckets", ""]
+    for spec in TABLE:
+        if spec.buckets:
+            lines.append(f"- `{spec.name}`: {', '.join(f'{bound:g}' for bound in spec.buckets)} {spec.unit}")
+    return "\n".join(lines) + "\n"
+
+
+def _documentation_row(spec: MetricSpec) -> str:
+    labels = ", ".join(f"`{label}`" for label in spec.labels)
+    presence = f" Only with {spec.only_with}." if spec.only_with else ""
+    return f"| `{spec.name}` | {spec.kind.value} | {spec.unit} | {labels} | {spec.help}{presence} |"

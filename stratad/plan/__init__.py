@@ -1,0 +1,1 @@
+"""Around the pure `planner`: what it is given, how plans are kept, published and logged."""

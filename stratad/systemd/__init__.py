@@ -1,0 +1,1 @@
+"""All that concerns systemd: its notifications, its units, and the files we write for it."""
