@@ -25,7 +25,7 @@ from stratad.config import (
 from stratad.config.writing import configuration_text
 from stratad.errors import DaemonError, one_line
 from stratad.gguf.model import ModelFacts
-from stratad.gpu.expert_profile import FILE_NAME
+from stratad.gpu.expert_profile import FILE_NAME, read_profile
 from stratad.state.recorded import BENCH_FILE_NAME
 from stratad.tune.arms import PlannedArm
 from stratad.tune.child_daemon import (
@@ -57,7 +57,8 @@ class PageCache(StrEnum):
 class Setting:
     """What all trials have in common: the configuration, the model's files, the questions and the caches' states.
 
-    `expert_profile` is what every start fills a GPU's cache by, as the service has recorded it; None without one.
+    `expert_profile` is what every start fills a GPU's cache by, as the service has recorded it; None without one. The
+    cache is frozen then: experts that come and go would make starts unlike, and change the last bits of answers.
     `bench_record` is the service's bench.json, whose limits of batches every start takes.
     """
 
@@ -90,7 +91,9 @@ class DaemonEngine:
                 raise ArmFailed(f"{because}{_last_words(folder)}") from error
 
 
-def trial_configuration(configuration: Configuration, arm: PlannedArm, folder: Path) -> Configuration:
+def trial_configuration(
+    configuration: Configuration, arm: PlannedArm, folder: Path, *, is_cache_frozen: bool = False
+) -> Configuration:
     """Give the child's settings: the user's, but for the arm's policy, its own address, and nothing that changes it.
 
     The plan itself goes in by STRATAD_PLAN, as `stratactl apply` would have left it. Pages that do not lie where the
@@ -109,7 +112,9 @@ def trial_configuration(configuration: Configuration, arm: PlannedArm, folder: P
     # Prompts saved by one start would be the next one's answer out of memory.
     model: ModelSection = replace(configuration.model, save_slots=False)
     metrics: MetricsSection = replace(configuration.metrics, placement_check_seconds=0.0)
-    gpu: GpuSection = replace(configuration.gpu, on_failure="exit")
+    gpu: GpuSection = replace(
+        configuration.gpu, on_failure="exit", freeze_cache=configuration.gpu.freeze_cache or is_cache_frozen
+    )
     return replace(configuration, model=model, placement=placement, gpu=gpu, server=server, metrics=metrics)
 
 
@@ -124,9 +129,15 @@ def prepare_page_cache(paths: tuple[Path, ...], state: PageCache) -> None:
                     pass
 
 
-def recorded_profile(state_directory: Path) -> bytes | None:
-    """Give the expert profile that the service has recorded; None without one, or where this user may not read it."""
-    return _recorded(state_directory / FILE_NAME)
+def recorded_profile(state_directory: Path, model: ModelFacts) -> bytes | None:
+    """Give the expert profile that the service has recorded of this model.
+
+    None without one, where this user may not read it, and where it is of another model or format: a frozen cache
+    would then hold whatever experts come first.
+    """
+    path = state_directory / FILE_NAME
+    scores, _ = read_profile(path, model)
+    return _recorded(path) if scores else None
 
 
 def recorded_bench(state_directory: Path) -> bytes | None:
@@ -146,7 +157,9 @@ def started_daemon(folder: Path, arm: PlannedArm, setting: Setting) -> Iterator[
     """The arm's daemon; it is gone at the end, whatever happens, and has written into `folder` only."""
     plan_path, config_path = folder / "plan.json", folder / "stratad.toml"
     plan_path.write_text(plan_to_json(arm.plan), encoding="utf-8")
-    settings = trial_configuration(setting.configuration, arm, folder)
+    settings = trial_configuration(
+        setting.configuration, arm, folder, is_cache_frozen=setting.expert_profile is not None
+    )
     config_path.write_text(configuration_text(settings), encoding="utf-8")
     _fill_state_directory(state_directory(folder), setting)
     with started_child(
