@@ -8,20 +8,10 @@
 #include <optional>
 #include <string>
 
+#include "kernels/tile_support.hpp"
 #include "pool/pool.hpp"
 
 namespace stratad {
-
-// What a CPU says of itself.
-struct TileSupport {
-  bool has_vectors = false;       // what the AVX-512 kernels use, with which products are scaled
-  bool has_tiles = false;         // AMX-TILE
-  bool multiplies_bytes = false;  // AMX-INT8
-  bool has_known_shape = false;   // palette 1: eight tiles of 16 rows of 64 bytes
-  bool is_state_enabled = false;  // the operating system saves tiles (XCR0, bits 17 and 18)
-};
-
-TileSupport tile_support() noexcept;
 
 // What speaks against using tiles, as a sentence for people without a full stop; nothing where nothing does.
 using TileObjection = std::optional<std::string>;

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -25,6 +26,8 @@ SHOWN_TAIL_LINES = 40
 GPU_CLASSES = ("0x0300", "0x0302", "0x0380", "0x1200")
 IDENTITY = ("class", "vendor", "device")
 VENDORS = {"0x10de": "cuda", "0x1002": "hip"}
+# What upstream's CMake project asks for.
+OLDEST_HIP = (6, 1)
 CUDA_ROOTS = ("/usr/local/cuda", "/usr/lib/cuda", "/opt/cuda")
 
 
@@ -96,16 +99,22 @@ def hip_toolkit(environment: Mapping[str, str]) -> Toolkit:
         else [Path("/opt/rocm"), Path("/usr")]
     )
 
-    def has_package(name: str) -> bool:
+    def package(name: str) -> Path | None:
         folders = ("lib/cmake", "lib64/cmake", "lib/x86_64-linux-gnu/cmake")
-        return any((root / folder / name).is_dir() for root in roots for folder in folders)
+        places = (root / folder / name for root in roots for folder in folders)
+        return next((place for place in places if place.is_dir()), None)
 
     wanted: dict[str, Callable[[], bool]] = {
-        name: lambda part=name: has_package(part) for name in ("hip", "hipblas", "rocblas")
+        name: lambda part=name: package(part) is not None for name in ("hip", "hipblas", "rocblas")
     }
+    hip = package("hip")
+    version = None if hip is None else _package_version(hip)
+    if version is not None:
+        oldest = ".".join(map(str, OLDEST_HIP))
+        wanted[f"hip {oldest} (here is {'.'.join(map(str, version))})"] = lambda: version >= OLDEST_HIP
     remedy = (
-        "install ROCm 6.1 or newer (Debian 13 and Ubuntu: hipcc libamdhip64-dev libhipblas-dev librocblas-dev; "
-        "AMD's repository: rocm-hip-sdk), or build with GPU=vulkan or GPU=none"
+        "install ROCm 6.1 or newer (AMD's repository: rocm-hip-sdk; Debian and Ubuntu, where new enough: hipcc "
+        "libamdhip64-dev libhipblas-dev librocblas-dev), or build with GPU=vulkan or GPU=none"
     )
     return Toolkit("hip", _missing(wanted), remedy)
 
@@ -279,6 +288,15 @@ def _site_packages(python: str | None) -> list[Path]:
 
 def _missing(wanted: Mapping[str, Callable[[], bool]]) -> tuple[str, ...]:
     return tuple(name for name, is_here in wanted.items() if not is_here())
+
+
+def _package_version(folder: Path) -> tuple[int, ...] | None:
+    """What a CMake package says its version is; None when it does not."""
+    for file in sorted(folder.glob("*-config-version.cmake")):
+        text = file.read_text(encoding="utf-8", errors="replace")
+        if found := re.search(r"PACKAGE_VERSION\s+\"?(\d+(?:\.\d+)*)", text):
+            return tuple(int(part) for part in found[1].split("."))
+    return None
 
 
 def _has_library(root: Path | None, name: str, environment: Mapping[str, str]) -> bool:

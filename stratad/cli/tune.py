@@ -169,7 +169,7 @@ def tune(
         facts,
         questions,
         PageCache(page_cache),
-        recorded_profile(STATE_DIRECTORY),
+        recorded_profile(STATE_DIRECTORY, facts),
         recorded_bench(STATE_DIRECTORY),
     )
     contest = _contest(setting, arms, topology)

@@ -72,6 +72,23 @@ class NodeRow:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuRow:
+    """One GPU: shares of the router's choices that VRAM answered, and of computing time.
+
+    `hit_ratio` is since the look before and `total_hit_ratio` since the start; None without choices or a cache.
+    `wait_ratio` is of the decode thread's waiting for this GPU, `pool_ratio` of the pool's work on its layers.
+    """
+
+    gpu: str
+    hit_ratio: float | None
+    total_hit_ratio: float | None
+    resident_experts: int
+    slots: int
+    wait_ratio: float | None
+    pool_ratio: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """What happened between two looks; every rate is per second, and None where it cannot be told."""
 
@@ -161,6 +178,29 @@ class Difference:
         ]
         return None if None in parts else sum(part or 0.0 for part in parts)
 
+    def gpus(self) -> Iterator[GpuRow]:
+        """Each GPU that takes part."""
+        computing_seconds = self.increase("stratad_engine_seconds_total")
+        hits, misses = "stratad_expert_cache_hits_total", "stratad_expert_cache_misses_total"
+        for gpu in self._later.label_values("stratad_gpu_steps_total", "gpu"):
+            slots = self._later.value("stratad_expert_cache_slots", gpu=gpu) or 0.0
+            has_cache = slots > 0
+            wait = self.increase("stratad_gpu_wait_seconds_total", gpu=gpu)
+            pool = self.increase("stratad_gpu_pool_seconds_total", gpu=gpu)
+            yield GpuRow(
+                gpu,
+                _hit_ratio(self.increase(hits, gpu=gpu), self.increase(misses, gpu=gpu))
+                if has_cache
+                else None,
+                _hit_ratio(self._later.value(hits, gpu=gpu), self._later.value(misses, gpu=gpu))
+                if has_cache
+                else None,
+                int(self._later.value("stratad_expert_cache_resident", gpu=gpu) or 0.0),
+                int(slots),
+                ratio(wait, computing_seconds),
+                ratio(pool, computing_seconds),
+            )
+
     def nodes(self) -> Iterator[NodeRow]:
         """Each node of the machine."""
         for node_id in self._later.label_values("stratad_node_memory_total_bytes", "node"):
@@ -170,6 +210,10 @@ class Difference:
                 self._later.value("stratad_node_memory_available_bytes", node=node_id),
                 self._later.value("stratad_node_memory_total_bytes", node=node_id),
             )
+
+
+def _hit_ratio(hits: float | None, misses: float | None) -> float | None:
+    return None if hits is None or misses is None else ratio(hits, hits + misses)
 
 
 def ratio(part: float | None, whole: float | None) -> float | None:

@@ -110,6 +110,7 @@ def _body(later: Look, difference: Difference, looks: Sequence[Look], terminal: 
             ],
             terminal.rows // 3,
         )
+        yield from _gpus(difference, terminal)
     nodes = [
         (row.node_id, _bytes(row.arena_bytes), _bytes(row.available_bytes), _bytes(row.total_bytes))
         for row in difference.nodes()
@@ -119,6 +120,25 @@ def _body(later: Look, difference: Difference, looks: Sequence[Look], terminal: 
     if status["placement"] is not None:
         yield ""
         yield _checked(status["placement"])
+
+
+def _gpus(difference: Difference, terminal: Terminal) -> Iterator[str]:
+    rows = [
+        (
+            row.gpu,
+            _percent(row.hit_ratio),
+            _percent(row.total_hit_ratio),
+            f"{row.resident_experts} of {row.slots}" if row.slots else "-",
+            _percent(row.wait_ratio),
+            _percent(row.pool_ratio),
+        )
+        for row in difference.gpus()
+    ]
+    if rows:
+        yield ""
+        yield from _table(
+            ("gpu", "VRAM hits", "in all", "experts", "wait", "pool"), rows, max(3, terminal.rows // 6)
+        )
 
 
 def _loading(status: Document, progress: Progress, terminal: Terminal) -> Iterator[str]:
@@ -255,6 +275,7 @@ def plain_line(looks: Sequence[Look], error: str | None, clock: str) -> str:
             f"wait={_percent(_most(row.wait_ratio for row in slices), gap='')}",
             f"drain={_percent(_most(row.drain_ratio for row in slices), gap='')}",
         ]
+        parts += [f"{row.gpu}-hits={_percent(row.hit_ratio, gap='')}" for row in difference.gpus()]
     if status["placement"] is not None:
         parts.append(f"local={_percent(status['placement']['worst_ratio'], gap='')}")
     warnings = sorted({reason["code"] for reason in status["reasons"] if reason["effect"] == "warns"})
@@ -272,6 +293,7 @@ def document(looks: Sequence[Look], time: str) -> dict[str, object]:
         "elapsed_seconds": difference.elapsed_seconds,
         "progress": asdict(difference.progress()),
         "slices": [asdict(row) for row in difference.slices()],
+        "gpus": [asdict(row) for row in difference.gpus()],
         "nodes": [asdict(row) for row in difference.nodes()],
         "status": later.status,
     }

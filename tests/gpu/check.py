@@ -112,13 +112,14 @@ def check_paths(found: dict[str, object], device: str, problems: list[str]) -> N
     judge(problems, not is_real or found["pci_address"] is not None, "locality", str(found["location"]))
     pinning = found["pinning"]
     judge(problems, not is_real or pinning == ["arena-pinned"], "pinning", ", ".join(map(str, pinning)))  # type: ignore[call-overload]
-    for name, path in found["paths"].items():  # type: ignore[attr-defined]
-        beyond = sum(difference > TOLERANCE for difference in path["differences"])
-        is_near = path["median_difference"] <= TOLERANCE / 2
-        is_near = is_near and beyond <= MOST_BEYOND * len(path["differences"])
-        is_near = is_near and path["clear_choices_that_differ"] == 0
-        median = f"{name}: median {path['median_difference']:.4f} of the largest logit"
-        judge(problems, is_near, "equality", f"{median}, {beyond} positions beyond {TOLERANCE}")
+    for expert_type, paths in found["paths"].items():  # type: ignore[attr-defined]
+        for name, path in paths.items():
+            beyond = sum(difference > TOLERANCE for difference in path["differences"])
+            is_near = path["median_difference"] <= TOLERANCE / 2
+            is_near = is_near and beyond <= MOST_BEYOND * len(path["differences"])
+            is_near = is_near and path["clear_choices_that_differ"] == 0
+            median = f"{expert_type} {name}: median {path['median_difference']:.4f} of the largest logit"
+            judge(problems, is_near, "equality", f"{median}, {beyond} positions beyond {TOLERANCE}")
 
 
 def show_speeds(speeds: dict[str, object], problems: list[str]) -> None:

@@ -26,6 +26,8 @@ MOST_BEYOND = 0.1
 # A choice is clear when its logit leads by this share of the largest.
 CLEAR_LEAD = 0.06
 SLICES = 2
+# A backend has kernels of its own for quantised blocks, for halves and for whole floats.
+EXPERT_TYPES = ("Q4_K", "Q8_0", "F16", "BF16", "F32")
 
 
 def compared(logits: np.ndarray, reference: np.ndarray) -> dict[str, Any]:
@@ -69,10 +71,12 @@ def main() -> None:
     parser.add_argument("--module", type=Path, required=True)
     findings = open_gpus(GpuSection(mode="on", backend_path=parser.parse_args().module), machine_facts())
     gpu = findings.gpus[0]
+    paths = {}
     with tempfile.TemporaryDirectory() as folder:
-        path = gguf_models.write_model(Path(folder) / "model.gguf", "qwen3moe", "Q4_K")
-        reference = all_logits(load_plain(path), PROMPT, DECODED)
-        paths, model = paths_of(path, gpu.name, reference)
+        for expert_type in EXPERT_TYPES:
+            path = gguf_models.write_model(Path(folder) / f"{expert_type}.gguf", "qwen3moe", expert_type)
+            reference = all_logits(load_plain(path), PROMPT, DECODED)
+            paths[expert_type], model = paths_of(path, gpu.name, reference)
         arena = model.arenas[0]
         report = {
             "backend": gpu.backend,

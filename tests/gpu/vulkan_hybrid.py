@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.gpu.hybrid_report import MOST_BEYOND, TOLERANCE
+from tests.gpu.hybrid_report import EXPERT_TYPES, MOST_BEYOND, TOLERANCE
 from tests.gpu.software_vulkan import MODULE, ROOT, software_environment
 
 SECONDS = 1500
@@ -50,8 +50,9 @@ def test_the_device_has_no_pci_address_and_the_daemon_says_so() -> None:
 
 
 @pytest.mark.parametrize("path", ["pool", "cache", "staged"])
-def test_hybrid_logits_are_those_of_the_cpus_within_tolerance(path: str) -> None:
-    found = report()["paths"][path]
+@pytest.mark.parametrize("expert_type", EXPERT_TYPES)
+def test_hybrid_logits_are_those_of_the_cpus_within_tolerance(expert_type: str, path: str) -> None:
+    found = report()["paths"][expert_type][path]
     assert found["median_difference"] <= TOLERANCE / 2
     beyond = [difference for difference in found["differences"] if difference > TOLERANCE]
     assert len(beyond) <= MOST_BEYOND * len(found["differences"])
@@ -60,8 +61,9 @@ def test_hybrid_logits_are_those_of_the_cpus_within_tolerance(path: str) -> None
     assert found["clear_choices"] > 0
 
 
-def test_the_pool_the_cache_and_the_device_did_compute() -> None:
-    paths = report()["paths"]
+@pytest.mark.parametrize("expert_type", EXPERT_TYPES)
+def test_the_pool_the_cache_and_the_device_did_compute(expert_type: str) -> None:
+    paths = report()["paths"][expert_type]
     assert paths["pool"]["pool_chains"] > 0
     assert paths["cache"]["hits"] > 0
     assert paths["staged"]["staged_products"] > 0

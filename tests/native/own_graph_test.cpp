@@ -179,7 +179,8 @@ void test_prompt_attention() {
       const std::vector<char> first = layer.compute(own);
       CHECK(device_counters().attentions == before.attentions + 1);
       CHECK((first == reference) == (tokens == 1));
-      CHECK(squared_error(first, reference) < 1e-7);
+      // Quantised, a value that differs in its last bit may round to the neighbouring int8.
+      CHECK(squared_error(first, reference) < (type == GGML_TYPE_F32 ? 1e-7 : 1e-4));
       for (int slices : {1, 2, 3})
         for (int workers : {3, 4}) {
           attach_pool(pool_of(workers, slices));

@@ -16,6 +16,7 @@ from tests.serving.support.served import wait_until
 pytest.importorskip("stratad._native", reason="the native module is not built")
 
 from stratad.daemon.main import demo_model_path
+from tests.gpu.fake_gpu import driverless_path
 from tests.support import gguf_models, standin
 
 MIB = 1 << 20
@@ -199,3 +200,25 @@ def test_a_gpu_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) ->
     ) as refused:
         assert refused.exit_status() == 2
         assert "STANDIN0" in refused.log
+
+
+def test_a_module_whose_driver_is_absent_is_told_and_the_cpus_answer(tmp_path: Path) -> None:
+    with daemon(tmp_path / "cpu", gpu=False) as cpu:
+        cpu.wait_for("READY=1")
+        expected = texts(cpu)
+    section = f'[gpu]\nbackend_path = "{driverless_path()}"\n'
+    with started(
+        tmp_path / "auto", demo_model_path(), settings=f'[placement]\nkernels = "ggml"\n{section}'
+    ) as served:
+        served.wait_for("READY=1")
+        assert texts(served) == expected
+        document = httpx.get(f"{served.endpoint}/status").json()
+        (told,) = [reason for reason in document["reasons"] if reason["code"] == "gpu-module-unusable"]
+        assert "libdriverless-gpu.so cannot be loaded: libabsent-driver.so" in told["message"]
+        assert "install the GPU's driver" in told["remedy"]
+        assert "libabsent-driver.so" in served.log
+        assert "Traceback" not in served.log
+    with started(tmp_path / "on", demo_model_path(), settings=f'{section}mode = "on"\n') as refused:
+        assert refused.exit_status() == 2
+        assert "because: libdriverless-gpu.so cannot be loaded: libabsent-driver.so" in refused.log
+        assert "remedy:  install the GPU's driver" in refused.log

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import pytest
 
 from planner import Policy, tuning_from_json
@@ -24,22 +25,24 @@ from tests.serving.support.served import wait_until
 pytest.importorskip("stratad._native", reason="the native module is not built")
 
 from stratad.cli.tune import Contest, _contest
+from stratad.cli.watch_look import read_samples
+from stratad.client import Request, ask_json
 from stratad.config import load_configuration
 from stratad.errors import DaemonError
 from stratad.gguf.model import read_model_facts
-from stratad.gpu.expert_profile import FILE_NAME
+from stratad.gpu.expert_profile import FILE_NAME, write_profile
 from stratad.plan.facts import machine_facts
 from stratad.state.recorded import BENCH_FILE_NAME
 from stratad.tune import ArmFailed
-from stratad.tune.client import ask
+from stratad.tune.child_daemon import signals_deferred
 from stratad.tune.daemon_engine import (
+    START_LIMIT_SECONDS,
     DaemonEngine,
     PageCache,
     Setting,
     prepare_page_cache,
     recorded_bench,
     recorded_profile,
-    signals_deferred,
     started_daemon,
 )
 from stratad.tune.prompts import Questions
@@ -161,9 +164,8 @@ def test_an_arm_that_cannot_start_fails_with_the_daemons_own_words(contest: Cont
     assert children_of(os.getpid()) == []
 
 
-def test_a_start_fills_a_gpus_cache_by_the_recorded_profile_and_saves_its_own_in_its_folder(
-    contest: Contest, tmp_path: Path
-) -> None:
+def gpu_contest(contest: Contest, expert_profile: bytes | None) -> Contest:
+    """The same arms with a stand-in GPU that has room for some of the experts."""
     configuration = contest.setting.configuration
     gpu = replace(
         configuration.gpu,
@@ -174,31 +176,63 @@ def test_a_start_fills_a_gpus_cache_by_the_recorded_profile_and_saves_its_own_in
         cache=1 << 20,
         prefill_threshold=64,
     )
+    setting = replace(
+        contest.setting, configuration=replace(configuration, gpu=gpu), expert_profile=expert_profile
+    )
+    return _contest(setting, ARMS, machine_facts())
+
+
+def cache_after_an_answer(contest: Contest, folder: Path) -> dict[str, float]:
+    """What a start's expert cache has counted, after one answer."""
+    folder.mkdir()
+    with started_daemon(folder, contest.arms[0], contest.setting) as child:
+        endpoint = child.wait_until_ready(START_LIMIT_SECONDS)
+        body = {"prompt": SHORT.prompts[0], "max_tokens": 24, "temperature": 0}
+        ask_json(endpoint, Request("POST", "/v1/completions", body))
+        samples = read_samples(httpx.get(f"{endpoint}/metrics").text)
+    prefix = "stratad_expert_cache_"
+    return {
+        name.removeprefix(prefix): series[0][1] for name, series in samples.items() if name.startswith(prefix)
+    }
+
+
+def test_a_start_has_the_recorded_experts_in_a_gpus_cache_and_keeps_them(
+    contest: Contest, tmp_path: Path
+) -> None:
+    model = contest.setting.model
     state = tmp_path / "service"
     state.mkdir()
-    assert recorded_profile(state) is recorded_bench(state) is None
-    # What bench recorded goes along: its limits of batches are the service's. This one says that it is another's.
-    bench = {"schema_version": 1, "machine_fingerprint": "x", "batches": {"kernels": "avx2", "limits": []}}
-    (state / BENCH_FILE_NAME).write_text(json.dumps(bench))
-    recorded = b'{"format": 0}'
-    (state / FILE_NAME).write_bytes(recorded)
-    setting = replace(
-        contest.setting,
-        configuration=replace(configuration, gpu=gpu),
-        expert_profile=recorded_profile(state),
-        bench_record=recorded_bench(state),
+    assert recorded_profile(state, model) is None
+    (state / FILE_NAME).write_text('{"format": 0}')
+    assert recorded_profile(state, model) is None, "a frozen cache would be filled by chance"
+    # The experts that come last are recorded as the most used ones.
+    write_profile(
+        state / FILE_NAME, model, {layer: [float(expert) for expert in range(8)] for layer in (0, 1)}
     )
-    arm = _contest(setting, ARMS, machine_facts()).arms[0]
+    recorded = recorded_profile(state, model)
+    assert recorded == (state / FILE_NAME).read_bytes()
+    frozen = cache_after_an_answer(gpu_contest(contest, recorded), tmp_path / "frozen")
+    assert 0 < frozen["resident"] == frozen["slots"]
+    assert frozen["hits_total"] > 0
+    assert frozen["swaps_total"] == 0
+    assert json.loads((tmp_path / "frozen" / "state" / FILE_NAME).read_text())["scores"]
+    assert (state / FILE_NAME).read_bytes() == recorded
+    learning = cache_after_an_answer(gpu_contest(contest, None), tmp_path / "learning")
+    assert learning["swaps_total"] > 0
+
+
+def test_a_start_takes_the_services_limits_of_batches(contest: Contest, tmp_path: Path) -> None:
+    assert recorded_bench(tmp_path) is None
+    # It says that it is another machine's, so that the start names it.
+    bench = {"schema_version": 1, "machine_fingerprint": "x", "batches": {"kernels": "avx2", "limits": []}}
+    (tmp_path / BENCH_FILE_NAME).write_text(json.dumps(bench))
+    setting = replace(contest.setting, bench_record=recorded_bench(tmp_path))
     folder = tmp_path / "start"
     folder.mkdir()
-    with started_daemon(folder, arm, setting) as child:
-        endpoint = child.wait_until_ready()
-        reasons = {reason["code"]: reason for reason in ask(endpoint, "/status")["reasons"]}
-        assert "it has format 0" in reasons["expert-profile-ignored"]["message"]
-        assert "of machine x" in reasons["batch-limits-ignored"]["message"]
-        ask(endpoint, "/v1/completions", {"prompt": SHORT.prompts[0], "max_tokens": 8, "temperature": 0})
-    assert json.loads((folder / "state" / FILE_NAME).read_text())["scores"]
-    assert (state / FILE_NAME).read_bytes() == recorded
+    with started_daemon(folder, _contest(setting, ARMS, machine_facts()).arms[0], setting) as child:
+        status = ask_json(child.wait_until_ready(START_LIMIT_SECONDS), Request("GET", "/status"))
+    reasons = {reason["code"]: reason for reason in status["reasons"]}
+    assert "of machine x" in reasons["batch-limits-ignored"]["message"]
 
 
 @pytest.mark.parametrize("state", list(PageCache))

@@ -243,6 +243,21 @@ def test_toolkits_name_the_packages_that_are_missing(tmp_path: Path) -> None:
     assert "glslc" in module.vulkan_toolkit(nowhere).missing
 
 
+@pytest.mark.parametrize(
+    ("version", "missing"), [("5.2.21153", ("hip 6.1 (here is 5.2.21153)",)), ("6.1.40091", ()), ("7.0", ())]
+)
+def test_a_rocm_that_upstream_refuses_is_told_before_compiling(
+    version: str, missing: tuple[str, ...], tmp_path: Path
+) -> None:
+    for name in ("hip", "hipblas", "rocblas"):
+        (tmp_path / "lib" / "cmake" / name).mkdir(parents=True)
+    file = tmp_path / "lib" / "cmake" / "hip" / "hip-config-version.cmake"
+    file.write_text(f'set(PACKAGE_VERSION "{version}")\n')
+    toolkit = gpu_module().hip_toolkit({"ROCM_PATH": str(tmp_path)})
+    assert toolkit.missing == missing
+    assert toolkit.is_complete == (not missing)
+
+
 def test_a_script_called_nvcc_is_no_toolkit(tmp_path: Path) -> None:
     module = gpu_module()
     module.CUDA_ROOTS = (str(tmp_path / "real"),)

@@ -54,8 +54,13 @@ def status(state: str = "ready", **changes: object) -> dict[str, Any]:
     return {**ready, **changes}
 
 
-def look(at_seconds: float, *, steps: float = 0, slices: int = 2, **changes: object) -> Look:
-    """A look after so many steps of 20 ms, of which each gave two tokens."""
+def look(
+    at_seconds: float, *, steps: float = 0, slices: int = 2, cache_slots: int | None = None, **changes: object
+) -> Look:
+    """A look after so many steps of 20 ms, of which each gave two tokens; with a GPU where it has `cache_slots`.
+
+    It answered 10 choices before the first step and 6 of 8 in each since.
+    """
     lines = [
         f'stratad_generation_tokens_total{{model_name="m"}} {2 * steps}',
         f'stratad_prompt_tokens_total{{model_name="m"}} {steps}',
@@ -78,6 +83,16 @@ def look(at_seconds: float, *, steps: float = 0, slices: int = 2, **changes: obj
             f'stratad_arena_bytes{{node="{index}"}} {210 << 30}',
             f'stratad_node_memory_available_bytes{{node="{index}"}} {12 << 30}',
             f'stratad_node_memory_total_bytes{{node="{index}"}} {256 << 30}',
+        ]
+    if cache_slots is not None:
+        lines += [
+            f'stratad_gpu_steps_total{{gpu="CUDA0"}} {steps}',
+            f'stratad_gpu_wait_seconds_total{{gpu="CUDA0"}} {0.006 * steps}',
+            f'stratad_gpu_pool_seconds_total{{gpu="CUDA0"}} {0.015 * steps}',
+            f'stratad_expert_cache_hits_total{{gpu="CUDA0"}} {6 * steps + 10 if cache_slots else 0}',
+            f'stratad_expert_cache_misses_total{{gpu="CUDA0"}} {2 * steps if cache_slots else 0}',
+            f'stratad_expert_cache_slots{{gpu="CUDA0"}} {cache_slots}',
+            f'stratad_expert_cache_resident{{gpu="CUDA0"}} {cache_slots // 2}',
         ]
     document = changes.pop("document", None) or status()
     assert isinstance(document, Mapping)
@@ -133,6 +148,30 @@ def test_the_view_has_what_an_operator_looks_for() -> None:
     text = "\n".join(shown([look(10.0, steps=100), look(12.0, steps=150)], Terminal(80, 20)))
     assert "headroom-tight" in text and "remedy" not in text
     assert text.endswith("2 more: `stratactl status`")
+
+
+def test_hits_in_vram_are_told_since_the_last_look_and_in_all() -> None:
+    looks = [look(10.0, steps=100, cache_slots=96), look(12.0, steps=150, cache_slots=96)]
+    (row,) = Difference(*looks).gpus()
+    assert (row.gpu, row.resident_experts, row.slots) == ("CUDA0", 48, 96)
+    assert row.hit_ratio == 0.75
+    assert row.total_hit_ratio == pytest.approx(910 / 1210)
+    assert row.wait_ratio == pytest.approx(0.2)
+    assert row.pool_ratio == pytest.approx(0.5)
+    text = "\n".join(shown(looks, Terminal(120, 40)))
+    assert "CUDA0     75.0 %     75.2 %  48 of 96  20.0 %  50.0 %" in text
+    assert " CUDA0-hits=75.0% " in plain_line(looks, None, "14:02:11")
+    assert document(looks, "")["gpus"][0]["hit_ratio"] == 0.75  # type: ignore[index]
+
+
+def test_without_a_cache_or_a_gpu_there_are_no_hits() -> None:
+    looks = [look(10.0, steps=100, cache_slots=0), look(12.0, steps=150, cache_slots=0)]
+    (row,) = Difference(*looks).gpus()
+    assert (row.hit_ratio, row.total_hit_ratio, row.slots) == (None, None, 0)
+    assert " CUDA0-hits=- " in plain_line(looks, None, "14:02:11")
+    plain = [look(10.0, steps=100), look(12.0, steps=150)]
+    assert list(Difference(*plain).gpus()) == []
+    assert "VRAM hits" not in "\n".join(shown(plain, Terminal(120, 40)))
 
 
 @pytest.mark.parametrize(("columns", "rows"), SIZES)

@@ -141,6 +141,8 @@ def test_a_trial_differs_from_the_users_settings_in_policy_and_address_only(tmp_
     # Another placement than the arm's would measure another arm, and so would a GPU's work done by the CPUs.
     assert trial.placement.fallback == "fail"
     assert trial.gpu == replace(mine.gpu, on_failure="exit")
+    frozen = trial_configuration(mine, arm, tmp_path, is_cache_frozen=True)
+    assert frozen.gpu == replace(mine.gpu, on_failure="exit", freeze_cache=True)
     assert trial.placement.spin_microseconds == 99
     assert (trial.server.port, trial.server.host) == (0, "127.0.0.1")
     assert trial.server.runtime_directory == tmp_path / "run"

@@ -6,16 +6,20 @@
 // and what is done with it in floats is what panels do, with the same functions in the same order. Hence the
 // same bits.
 //
-// What it costs by counting (nothing here has been measured): a block of 32 columns of 16 rows and 16 tokens
-// is one tile product in the place of 128 vector products. What remains is the floats: for each token an
-// addition (where weights are shifted), a conversion, a multiplication (where activations have a scale for
-// each block) and a multiply-add, 2 to 4 vector operations. Q6_K has blocks of 16, so twice of it all.
+// A product is as deep as a block, 32 columns and for Q6_K 16, of the 64 that a tile can have: a deeper one
+// would add up what has different scales. Weights lie in the second operand, and not in the first, so that a
+// sum's lanes are rows: then what panels have by lane (scales, minima) fits without turning anything around.
 //
-// A token's values lie apart from the next one's, and in the order in which vectors want them, so they are
-// copied for tiles: once for all rows of a call, not for every two panels. Where 16 bytes lie together that
-// is 1024 loads and stores for a step of 64 tokens, while two panels' floats in that step are 1024 times 2 to
-// 4 operations. So a call of 32 rows would spend a fifth to a third of its time on it, and one of 320 rows a
-// tenth of that.
+// What it costs by counting; no CPU with tiles was at hand to measure it. A block of 32 columns of 16 rows
+// and 16 tokens is one tile product instead of 128 vector products. What remains is the floats: for each
+// token an addition (where weights are shifted), a conversion, a multiplication (where activations have a
+// scale for each block) and a multiply-add. So 2 to 4 vector operations do for 16 rows what took 8 more
+// before.
+//
+// Tokens' values lie apart, and in the order in which vectors want them, so they are copied for tiles: once
+// for all rows of a call, not for every two panels. Where 16 bytes lie together that is 1024 loads and stores
+// for a step of 64 tokens, while the floats of two panels in that step are 1024 times 2 to 4 operations. So
+// copying would take about a fifth of a call of 32 rows, and a fiftieth of one of 320.
 #pragma once
 
 #include "kernels/amx/tile_registers.hpp"
@@ -284,15 +288,15 @@ struct PanelOfType<GGML_TYPE_Q8_0> {
 };
 template <>
 struct PanelOfType<GGML_TYPE_Q4_0> {
-  using Panel = CodeBookPanel<Q40Layout>;
+  using Panel = CodeBookPanel<Q40Book>;
 };
 template <>
 struct PanelOfType<GGML_TYPE_IQ4_NL> {
-  using Panel = CodeBookPanel<IQ4NLLayout>;
+  using Panel = CodeBookPanel<IQ4NLBook>;
 };
 template <>
 struct PanelOfType<GGML_TYPE_MXFP4> {
-  using Panel = CodeBookPanel<MXFP4Layout>;
+  using Panel = CodeBookPanel<MXFP4Book>;
 };
 template <ggml_type kWeightType>
 using PanelOf = typename PanelOfType<kWeightType>::Panel;

@@ -29,10 +29,10 @@ constexpr RowKernel panel_kernel(Quantise* quantise) {
   return kernel<Format>(quantise, multiply_panels<Panel>, multiply_by_tiles<Format::kWeightType>);
 }
 
-template <class Layout>
+template <class Book>
 constexpr RowKernel code_book_kernel() {
-  using Format = SteppedFormat<CodeBookType<Layout>>;
-  return panel_kernel<Format, CodeBookPanel<Layout>>(quantise_to_q8_0<Format>);
+  using Format = SteppedFormat<CodeBookType<Book>>;
+  return panel_kernel<Format, CodeBookPanel<Book>>(quantise_to_q8_0<Format>);
 }
 
 template <class Layout>
@@ -47,9 +47,9 @@ constexpr RowKernel kKernels[] = {
     panel_kernel<Q6KFormat, Q6KPanel>(quantise_to_q8_k<Q6KFormat>),
     panel_kernel<IQ4XSFormat, IQ4XSPanel>(quantise_to_q8_k<IQ4XSFormat>),
     panel_kernel<Q80Format, Q80Panel>(quantise_to_q8_0<Q80Format>),
-    code_book_kernel<Q40Layout>(),
-    code_book_kernel<IQ4NLLayout>(),
-    code_book_kernel<MXFP4Layout>(),
+    code_book_kernel<Q40Book>(),
+    code_book_kernel<IQ4NLBook>(),
+    code_book_kernel<MXFP4Book>(),
     kernel<BF16Format>(round_to_16_bits<BF16Format>),
     kernel<F16Format>(round_to_16_bits<F16Format>),
 };
