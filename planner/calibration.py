@@ -25,6 +25,10 @@ LEAST_BLOCKS = 3
 LEAST_LOCAL_RATIO = 0.95
 
 
+# Where a number of tokens would stand: none is enough (never), or none too many (any).
+NO_TOKENS = 2**31 - 1
+
+
 class CalibrationError(ValueError):
     """A bench.json or tune.json that is not one; the message starts with the path of the field at fault."""
 
@@ -57,6 +61,29 @@ class LayerCosts:
     claim_seconds: float | None = None
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class TypeLimits:
+    """How many tokens of one matrix make which way of multiplying a weight type the fastest.
+
+    `panel_tokens` and `tile_tokens`: from so many on by panels or tiles (NO_TOKENS: never). The other two: the most
+    that the pool takes, of experts on average (NO_TOKENS: any number).
+    """
+
+    weight_type: str
+    panel_tokens: int
+    tile_tokens: int
+    expert_pool_tokens: int
+    dense_pool_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRecord:
+    """Limits by weight type, and the row kernels they were measured with."""
+
+    kernels: str
+    limits: tuple[TypeLimits, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Benchmark:
     """What `stratactl bench` measured on the machine with this fingerprint; every part may be absent.
@@ -71,6 +98,8 @@ class Benchmark:
     worker_sweep: tuple[SweepPoint, ...] = ()
     kernel_release: str | None = None
     measured_at: str | None = None
+    stratad_version: str | None = None
+    batches: BatchRecord | None = None
 
     @property
     def is_complete(self) -> bool:
@@ -158,6 +187,7 @@ def benchmark_from_json(text: str) -> Benchmark:
     """
     reader = _document(text, "bench")
     costs = reader.optional_child("layer_costs")
+    batches = reader.optional_child("batches")
     return Benchmark(
         machine_fingerprint=reader.text("machine_fingerprint"),
         bandwidth=tuple(
@@ -180,6 +210,28 @@ def benchmark_from_json(text: str) -> Benchmark:
         ),
         kernel_release=reader.optional_text("kernel_release"),
         measured_at=reader.optional_text("measured_at"),
+        stratad_version=reader.optional_text("stratad_version"),
+        batches=None if batches is None else _batch_record(batches),
+    )
+
+
+def _batch_record(reader: _Reader) -> BatchRecord:
+    """Absent or null numbers of tokens are NO_TOKENS."""
+    return BatchRecord(
+        kernels=reader.text("kernels"),
+        limits=tuple(
+            sorted(
+                TypeLimits(
+                    limits.text("weight_type"),
+                    *(
+                        limits.token_count(name)
+                        for name in TypeLimits.__dataclass_fields__
+                        if name != "weight_type"
+                    ),
+                )
+                for limits in reader.children("limits")
+            )
+        ),
     )
 
 
@@ -263,6 +315,14 @@ class _Reader:
 
     def optional_integer(self, name: str) -> int | None:
         return None if self._document.get(name) is None else self.integer(name)
+
+    def token_count(self, name: str) -> int:
+        if self._document.get(name) is None:
+            return NO_TOKENS
+        value = self.integer(name)
+        if value < 1:
+            raise self._wrong(name, "a number of 1 or more")
+        return value
 
     def place(self, name: str, count: int) -> int:
         value = self.integer(name)

@@ -115,6 +115,18 @@ REASON_CODES: Mapping[str, ReasonCode] = {
         "this GPU backend cannot register memory that it did not allocate, so uploads go through a copy"
     ),
     "arena-scope-requested": ReasonCode("the operator said what the arena holds (arena.scope)"),
+    "batch-limits-ignored": ReasonCode(
+        "recorded limits of batches are not used: the file is damaged, or of another machine, kernel or version",
+        "Run `sudo stratactl bench` again; until then the built-in limits hold.",
+    ),
+    "batch-limits-measured": ReasonCode(
+        "panels, tiles and ggml are used from as many tokens on as `stratactl bench` found them to be the faster way",
+        "To keep the last bits of answers over another measurement, set placement.panel_tokens and max_pool_tokens.",
+    ),
+    "batch-limits-recorded": ReasonCode(
+        "a benchmark of this machine recorded limits of batches, which the daemon takes when it starts",
+        "Start the daemon again where the benchmark came after its start.",
+    ),
     "bench-ignored": ReasonCode(
         "a recorded benchmark is of another machine or kernel and was not used",
         "Run `stratactl bench` again on this machine.",
@@ -316,6 +328,10 @@ REASON_CODES: Mapping[str, ReasonCode] = {
     "staging-under-interleave": ReasonCode(
         "interleaving the process would scatter the buffers that feed a GPU",
         "Place only the arena, or use an engine that puts staging on the GPU's node.",
+    ),
+    "tiles-not-usable": ReasonCode(
+        "tiles were measured or asked for, and may not be used here: panels take their place",
+        "Look whether a container or virtual machine hides them; the answers are the same, prompts are slower.",
     ),
     "too-few-workers": ReasonCode(
         "there is less than one worker for each slice",

@@ -13,6 +13,7 @@ from planner.reason import Effect, Reason
 if TYPE_CHECKING:
     from planner.calibration import Benchmark, Calibration, TuneResult, TuneVerdict, Tuning
     from planner.candidates import Draft
+    from planner.topology import Topology
 
 # The same model at another quantisation or offload is another question; file rounding is not.
 SAME_ARENA_SHARE = 0.02
@@ -38,10 +39,15 @@ def evidence_for(facts: Facts, calibration: Calibration | None) -> Evidence:
     fingerprint = machine_fingerprint(facts.topology)
     benchmark = calibration.benchmark
     if benchmark is not None:
-        ignored = _bench_ignored(benchmark, fingerprint, facts.topology.kernel_release)
+        ignored = bench_ignored(benchmark, facts.topology)
         if ignored is not None:
             reasons.append(ignored)
             benchmark = None
+        elif benchmark.batches is not None:
+            # Where nothing was measured, nothing is imported for it.
+            from planner.batch_limits import recorded_limits
+
+            reasons.append(recorded_limits(benchmark, benchmark.batches))
     winner = None
     if calibration.tuning is not None:
         found = _why_ignored(facts, calibration.tuning, fingerprint) or winner_of(calibration.tuning)
@@ -168,13 +174,14 @@ def _why_ignored(facts: Facts, tuning: Tuning, fingerprint: str) -> Reason | Non
     return Reason("tuning-ignored", Effect.INFORMS, f"end-to-end results are {what}", evidence, AGAIN)
 
 
-def _bench_ignored(benchmark: Benchmark, fingerprint: str, kernel_release: str | None) -> Reason | None:
+def bench_ignored(benchmark: Benchmark, topology: Topology) -> Reason | None:
     """Give the reason to leave a benchmark out: another machine's, or measured under another kernel.
 
     A kernel's scheduler, NUMA balancing and mitigations move every one of these numbers. Where either side does
     not name its kernel, nothing is compared.
     """
-    recorded = benchmark.kernel_release
+    recorded, kernel_release = benchmark.kernel_release, topology.kernel_release
+    fingerprint = machine_fingerprint(topology)
     if benchmark.machine_fingerprint != fingerprint:
         what = f"of machine {benchmark.machine_fingerprint}, this one is {fingerprint}"
     elif recorded is not None and kernel_release is not None and recorded != kernel_release:

@@ -10,29 +10,24 @@ from __future__ import annotations
 import http.client
 import json
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import click
 
 from planner import PlanRefused, explain_plan, explain_topology, make_plan
-from stratad.cli.daemon_access import DaemonAddress, get_json
 from stratad.cli.placement_text import placement_lines
-from stratad.config import child_environment
+from stratad.client import Request, ask_json, opened
 from stratad.daemon.main import demo_configuration
 from stratad.errors import DaemonError, StratadError, render_error
 from stratad.gguf.model import read_model_facts
 from stratad.plan.facts import PlanOptions, machine_facts, plan_request, refusal_error, total_context_tokens
-from stratad.state.runtime_directory import read_running
+from stratad.tune.child_daemon import ChildDaemon, log_path, started_child
 
 # The demo model continues text in the manner of Jane Austen's novels (etc/demo/corpus.py).
 PROMPT = "The next morning, Elizabeth"
@@ -54,8 +49,11 @@ def main() -> int:
     """Runs the demo and gives the exit status."""
     try:
         _show_plan()
-        with tempfile.TemporaryDirectory(prefix="stratad-demo-") as folder, _daemon(Path(folder)) as child:
-            endpoint = _wait_until_ready(child, Path(folder))
+        with (
+            tempfile.TemporaryDirectory(prefix="stratad-demo-") as name,
+            started_child(Path(name), ("demo",), "`stratad demo`") as child,
+        ):
+            endpoint = _wait_until_ready(child, Path(name))
             answer = _stream_completion(endpoint)
             _show_figures(endpoint, answer)
             _stop(child.process)
@@ -64,13 +62,6 @@ def main() -> int:
         return 1
     click.echo("demo      finished: planned, placed, verified, served and stopped cleanly")
     return 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Child:
-    process: subprocess.Popen[bytes]
-    notifications: socket.socket
-    log_path: Path
 
 
 def _show_plan() -> None:
@@ -85,77 +76,32 @@ def _show_plan() -> None:
     click.echo(explain_topology(topology) + explain_plan(plan), nl=False)
 
 
-@contextmanager
-def _daemon(folder: Path) -> Iterator[_Child]:
-    """The daemon as a child process; it is gone at the end, whatever happens."""
-    log_path, socket_path = folder / "log", folder / "notify"
-    notifications = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    notifications.bind(str(socket_path))
-    environment = child_environment(NOTIFY_SOCKET=str(socket_path), RUNTIME_DIRECTORY=str(folder))
-    with log_path.open("wb") as log:
-        command = [sys.executable, "-m", "stratad.daemon", "demo"]
-        process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stderr=log)
-    try:
-        yield _Child(process, notifications, log_path)
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
-        notifications.close()
-
-
-def _wait_until_ready(child: _Child, folder: Path) -> str:
+def _wait_until_ready(child: ChildDaemon, folder: Path) -> str:
     """Shows the daemon's progress until it is ready; gives its address."""
-    end_seconds = time.monotonic() + _START_LIMIT_SECONDS
-    child.notifications.settimeout(0.2)
-    while time.monotonic() < end_seconds:
-        if child.process.poll() is not None:
-            raise _child_error(child, f"it ended with status {child.process.returncode}")
-        try:
-            lines = child.notifications.recv(4096).decode().splitlines()
-        except TimeoutError:
-            continue
-        for line in lines:
-            if line.startswith("STATUS="):
-                click.echo(f"daemon    {line.removeprefix('STATUS=')}")
-        if "READY=1" in lines:
-            running = read_running(folder)
-            if running is None:
-                raise _child_error(child, "it left no address in its runtime directory")
-            return running.endpoint
-    raise _child_error(child, f"it was not ready after {_START_LIMIT_SECONDS:g} seconds")
-
-
-def _child_error(child: _Child, because: str) -> DaemonError:
-    click.echo(child.log_path.read_text(encoding="utf-8", errors="replace"), err=True)
-    return DaemonError("starting `stratad demo`", because, remedy="its log stands above")
+    try:
+        return child.wait_until_ready(_START_LIMIT_SECONDS, lambda status: click.echo(f"daemon    {status}"))
+    except DaemonError as error:
+        click.echo(log_path(folder).read_text(encoding="utf-8", errors="replace"), err=True)
+        raise DaemonError(error.tried, error.because, remedy="its log stands above") from error
 
 
 def _stream_completion(endpoint: str) -> StreamedAnswer:
     """Prints the completion as it comes."""
-    address = urlsplit(endpoint)
-    connection = http.client.HTTPConnection(
-        address.hostname or "", address.port, timeout=_START_LIMIT_SECONDS
-    )
     body = {"prompt": PROMPT, "stream": True, "max_tokens": _MAX_TOKENS, "temperature": 0.7, "seed": 1}
     click.echo(f"request   POST {endpoint}/v1/completions")
     click.echo(f"answer    {PROMPT}", nl=False)
+    characters, timings = 0, None
     try:
-        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-        response = connection.getresponse()
-        if response.status != http.HTTPStatus.OK:
-            raise DaemonError("streaming a completion", response.read().decode(errors="replace"))
-        characters, timings = 0, None
-        for chunk in _chunks(response):
-            text = chunk["choices"][0]["text"]
-            characters += len(text)
-            timings = chunk.get("timings", timings)
-            click.echo(text, nl=False)
-    except (OSError, http.client.HTTPException) as error:
-        raise DaemonError("streaming a completion", str(error) or type(error).__name__) from error
+        with opened(
+            endpoint, Request("POST", "/v1/completions", body), answer_seconds=_START_LIMIT_SECONDS
+        ) as response:
+            for chunk in _chunks(response):
+                text = chunk["choices"][0]["text"]
+                characters += len(text)
+                timings = chunk.get("timings", timings)
+                click.echo(text, nl=False)
     finally:
         click.echo("")
-        connection.close()
     if timings is None or characters == 0:
         raise DaemonError("streaming a completion", "the stream ended without text or without timings")
     return StreamedAnswer(characters, timings)
@@ -177,7 +123,7 @@ def _chunks(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
 
 def _show_figures(endpoint: str, answer: StreamedAnswer) -> None:
     """Prints where the pages lie and how fast it went."""
-    placement = get_json(DaemonAddress(endpoint, None, None), "/placement")
+    placement = ask_json(endpoint, Request("GET", "/placement"))
     for line in placement_lines(placement):
         click.echo(line)
     if placement["verdict"] == "below-limit":

@@ -23,7 +23,7 @@ bool is_row_product(const ggml_tensor* node) noexcept {
 }
 
 void DenseJob::prepare(std::span<ggml_tensor* const> nodes, const Pool& pool,
-                       std::optional<InstructionSet> set) {
+                       const ProductSettings& settings) {
   input_ = nodes.front()->src[1];
   tokens_ = input_->ne[1];
   planes_ = input_->ne[2] * input_->ne[3];
@@ -34,7 +34,7 @@ void DenseJob::prepare(std::span<ggml_tensor* const> nodes, const Pool& pool,
   part_count_ = nodes.size();
   if (memory_of_parts_.size() < part_count_) memory_of_parts_.resize(part_count_);
   for (size_t index = 0; index < part_count_; ++index)
-    describe(memory_of_parts_[index], nodes[index], pool, set);
+    describe(memory_of_parts_[index], nodes[index], pool, settings);
   share_activations();
   // One row is quantised here: a phase of its own would cost more than the work in it.
   first_phase_ = rows_of(input_) > 1 ? kQuantise : kMultiply;
@@ -42,10 +42,10 @@ void DenseJob::prepare(std::span<ggml_tensor* const> nodes, const Pool& pool,
 }
 
 void DenseJob::describe(Part& part, ggml_tensor* node, const Pool& pool,
-                        std::optional<InstructionSet> set) const {
+                        const ProductSettings& settings) const {
   const ggml_tensor* weight = node->src[0];
   part.node = node;
-  part.product = WeightProduct(weight, 0, weight->ne[1], set);
+  part.product = WeightProduct(weight, 0, weight->ne[1], settings);
   part.quantises = false;
   part.tasks.clear();
   for (int slice = 0; slice < slice_count_; ++slice)

@@ -22,7 +22,7 @@ bool is_row_product(const ggml_tensor* node) noexcept;
 class DenseJob final : public Job {
  public:
   // nodes: MUL_MAT nodes for which is_row_product() holds, with one src[1].
-  void prepare(std::span<ggml_tensor* const> nodes, const Pool& pool, std::optional<InstructionSet> set);
+  void prepare(std::span<ggml_tensor* const> nodes, const Pool& pool, const ProductSettings& settings);
 
   int phase_count() const noexcept override { return kPhases - first_phase_; }
   uint32_t task_count(int phase, int slice) const noexcept override;
@@ -42,7 +42,7 @@ class DenseJob final : public Job {
     std::vector<RowTasks> tasks;  // by slice
   };
 
-  void describe(Part& part, ggml_tensor* node, const Pool& pool, std::optional<InstructionSet> set) const;
+  void describe(Part& part, ggml_tensor* node, const Pool& pool, const ProductSettings& settings) const;
   void share_activations();
   std::span<Part> parts() noexcept { return std::span(memory_of_parts_).first(part_count_); }
   std::span<const Part> parts() const noexcept { return std::span(memory_of_parts_).first(part_count_); }

@@ -138,7 +138,12 @@ void set_device_options(const DeviceOptions& options) {
   device.max_pool_tokens.store(options.max_pool_tokens, std::memory_order_relaxed);
   device.fuse_chains.store(options.fuse_chains, std::memory_order_relaxed);
   const std::lock_guard guard(device.mutex);
-  device.kernels = options.kernels;
+  device.kernels = options.products.kernels;
+  for (size_t type = 0; type < GGML_TYPE_COUNT; ++type) {
+    device.expert_pool_tokens[type] = options.products.limits[type].expert_pool_tokens;
+    device.dense_pool_tokens[type] = options.products.limits[type].dense_pool_tokens;
+  }
+  device.products = options.products;
   device.smallest_product_bytes = options.smallest_product_bytes;
 }
 

@@ -12,9 +12,9 @@
 #include <optional>
 #include <vector>
 
+#include "backend/batch_limits.hpp"
 #include "ggml-backend.h"
 #include "ggml-cpu.h"
-#include "kernels/row_kernel.hpp"
 #include "pool/pool.hpp"
 
 namespace stratad {
@@ -23,12 +23,12 @@ inline constexpr int kRowByRowTokens = 8;
 
 struct DeviceOptions {
   // Batches of more tokens are left to ggml's CPU backend, which computes them on our arena in place. None:
-  // the pool takes any batch whose weights have panels (RowKernel::multiply_panels), and of others only
-  // kRowByRowTokens, from where ggml's tiled kernels win (ADR 0001).
+  // what was measured for the weight's type (BatchLimits). Without that the pool takes any batch whose
+  // weights have panels (RowKernel::multiply_panels), and of others only kRowByRowTokens, from where ggml's
+  // tiled kernels win (ADR 0001).
   std::optional<int> max_pool_tokens;
   bool fuse_chains = true;  // off: op by op, for tests
-  // Row kernels for the types that have them; none: ggml's dot products, with ggml's bits.
-  std::optional<InstructionSet> kernels;
+  ProductSettings products;
   // Own mode: a smaller dense product is not worth waking the pool for.
   size_t smallest_product_bytes = size_t{16} << 10;
 };

@@ -34,21 +34,28 @@ DeviceState& DeviceState::instance() {
   return device_state;
 }
 
-bool DeviceState::takes_batch(const ggml_tensor* weight, int64_t tokens) const noexcept {
-  if (const auto limit = max_pool_tokens.load(std::memory_order_relaxed)) return tokens <= *limit;
-  const auto set = kernels.load(std::memory_order_relaxed);
+bool DeviceState::takes_batch(const ggml_tensor* product, int64_t tokens) const noexcept {
+  constexpr auto relaxed = std::memory_order_relaxed;
+  if (const auto limit = max_pool_tokens.load(relaxed)) return tokens <= *limit;
+  const ggml_tensor* weight = product->src[0];
+  const bool has_experts = product->op == GGML_OP_MUL_MAT_ID;
+  const auto& measured = has_experts ? expert_pool_tokens : dense_pool_tokens;
+  if (const auto limit = measured[static_cast<size_t>(weight->type)].load(relaxed)) {
+    const int64_t used = has_experts ? product->src[2]->ne[0] : 1;
+    return tokens * used <= *limit * weight->ne[2];
+  }
   return tokens <= kRowByRowTokens ||
-         (set && WeightProduct(weight, 0, weight->ne[1], set).multiplies_by_panels(tokens));
+         WeightProduct(weight, 0, weight->ne[1], kernels.load(relaxed)).has_panels();
 }
 
 bool DeviceState::takes_experts(const ggml_tensor* node) const noexcept {
   return node->src[1]->type == GGML_TYPE_F32 && node->src[1]->nb[0] == sizeof(float) &&
-         has_row_product(node->src[0]) && takes_batch(node->src[0], node->src[2]->ne[1]);
+         has_row_product(node->src[0]) && takes_batch(node, node->src[2]->ne[1]);
 }
 
 int DeviceState::run_experts(ggml_cgraph* graph, int first) {
   if (fuse_chains.load(std::memory_order_relaxed)) {
-    if (const auto chain = match_chain(graph, first, kernels)) {
+    if (const auto chain = match_chain(graph, first, products)) {
       chain_job.prepare(*chain, *pool);
       run(chain_job, counters.expert_bytes);
       ++counters.fused_chains;
@@ -56,7 +63,7 @@ int DeviceState::run_experts(ggml_cgraph* graph, int first) {
     }
   }
   ++counters.fallback_operations;
-  product_job.prepare(ggml_graph_node(graph, first), *pool, kernels);
+  product_job.prepare(ggml_graph_node(graph, first), *pool, products);
   run(product_job, counters.expert_bytes);
   return 1;
 }

@@ -40,8 +40,11 @@ struct DeviceState {
   std::atomic<bool> has_pool{false};
   std::atomic<int> slice_count{0};  // of the pool attached last
   std::atomic<std::optional<int>> max_pool_tokens;
+  // Those of `products`, by weight type.
+  std::array<std::atomic<std::optional<int>>, GGML_TYPE_COUNT> expert_pool_tokens, dense_pool_tokens;
   std::atomic<bool> fuse_chains{DeviceOptions{}.fuse_chains};
-  std::atomic<std::optional<InstructionSet>> kernels;
+  std::atomic<std::optional<InstructionSet>> kernels;  // those of `products`
+  ProductSettings products;
   size_t smallest_product_bytes = DeviceOptions{}.smallest_product_bytes;
   DeviceTotals counters;
   std::vector<std::unique_ptr<Lane>> lanes;  // one for each worker; the first is the calling thread's
@@ -55,8 +58,9 @@ struct DeviceState {
 
   static DeviceState& instance();
 
-  // Whether a batch of so many tokens is the pool's, as far as this weight is concerned.
-  bool takes_batch(const ggml_tensor* weight, int64_t tokens) const noexcept;
+  // Whether a batch of so many tokens is the pool's, as far as this product (MUL_MAT or MUL_MAT_ID) is
+  // concerned.
+  bool takes_batch(const ggml_tensor* product, int64_t tokens) const noexcept;
   // Whether MUL_MAT_ID is one that the pool can take: by type and number of tokens.
   bool takes_experts(const ggml_tensor* node) const noexcept;
   // Computes the chain that begins at node `first`, or else that product alone. Returns how many nodes of the

@@ -15,8 +15,8 @@ const ggml_tensor* root(const ggml_tensor* tensor) noexcept {
 // but the chain, and not asked for by the user.
 class Walk {
  public:
-  Walk(ggml_cgraph* graph, int first, std::optional<InstructionSet> set)
-      : graph_(graph), position_(first), set_(set) {}
+  Walk(ggml_cgraph* graph, int first, const ProductSettings& settings)
+      : graph_(graph), position_(first), settings_(settings) {}
 
   ggml_tensor* next() noexcept {
     for (const int count = ggml_graph_n_nodes(graph_); position_ < count;) {
@@ -32,13 +32,13 @@ class Walk {
            ggml_node_get_use_count(graph_, index_) == readers;
   }
   int position() const noexcept { return position_; }
-  std::optional<InstructionSet> instruction_set() const noexcept { return set_; }
+  const ProductSettings& settings() const noexcept { return settings_; }
 
  private:
   ggml_cgraph* graph_;
   int position_;
   int index_ = 0;
-  std::optional<InstructionSet> set_;
+  const ProductSettings& settings_;
 };
 
 struct Term {
@@ -52,7 +52,7 @@ std::optional<Term> take_product(Walk& walk, ggml_tensor*& ahead, int readers) {
   ggml_tensor* node = ahead;
   if (node == nullptr || node->op != GGML_OP_MUL_MAT_ID || !has_row_product(node->src[0]))
     return std::nullopt;
-  Term term{WeightProduct(node->src[0], 0, node->src[0]->ne[1], walk.instruction_set()), node};
+  Term term{WeightProduct(node->src[0], 0, node->src[0]->ne[1], walk.settings()), node};
   const bool is_read_once = walk.is_read_only_by(1), has_readers = walk.is_read_only_by(readers);
   ahead = walk.next();
   if (ahead == nullptr || ahead->op != GGML_OP_ADD_ID || ahead->src[0] != node)
@@ -137,8 +137,8 @@ bool is_empty_operation(const ggml_tensor* node) noexcept {
          (node->flags & GGML_TENSOR_FLAG_COMPUTE) == 0 || ggml_is_empty(node);
 }
 
-std::optional<ExpertChain> match_chain(ggml_cgraph* graph, int first, std::optional<InstructionSet> set) {
-  Walk walk(graph, first, set);
+std::optional<ExpertChain> match_chain(ggml_cgraph* graph, int first, const ProductSettings& settings) {
+  Walk walk(graph, first, settings);
   ggml_tensor* ahead = walk.next();
   if (ahead == nullptr || ahead->op != GGML_OP_MUL_MAT_ID) return std::nullopt;
   ExpertChain chain;

@@ -26,8 +26,8 @@ struct ExpertChain {
 
 // The chain that starts at node `first`, which must be an expert product. Nothing when the graph ends early
 // (an evaluation callback hands over partial graphs), when a result inside the chain has another reader or is
-// an output, or when the shape is another one. `set`: the row kernels to use, none for ggml's.
-std::optional<ExpertChain> match_chain(ggml_cgraph* graph, int first, std::optional<InstructionSet> set);
+// an output, or when the shape is another one. `settings`: how its weights are to be multiplied.
+std::optional<ExpertChain> match_chain(ggml_cgraph* graph, int first, const ProductSettings& settings);
 
 // Whether this operation lies inside a chain over products that `is_ours` accepts: used to claim the small
 // operations between the products, so that a layer's experts are one split.

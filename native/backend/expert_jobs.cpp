@@ -221,11 +221,11 @@ uint64_t ChainJob::weight_bytes(int slice) const noexcept {
 
 // ---------------------------------------------------------------- ProductJob
 
-void ProductJob::prepare(ggml_tensor* node, const Pool& pool, std::optional<InstructionSet> set) {
+void ProductJob::prepare(ggml_tensor* node, const Pool& pool, const ProductSettings& settings) {
   const ggml_tensor* weight = node->src[0];
   node_ = node;
   parts_ = part_count(weight);
-  product_ = WeightProduct(weight, 0, weight->ne[1], set);
+  product_ = WeightProduct(weight, 0, weight->ne[1], settings);
   slice_count_ = pool.slice_count();
   routing_.read(node->src[2], weight->ne[2]);
   const ggml_tensor* input = node->src[1];

@@ -75,7 +75,7 @@ class ChainJob final : public Job {
 // One MUL_MAT_ID node.
 class ProductJob final : public Job {
  public:
-  void prepare(ggml_tensor* node, const Pool& pool, std::optional<InstructionSet> set);
+  void prepare(ggml_tensor* node, const Pool& pool, const ProductSettings& settings);
 
   int phase_count() const noexcept override { return 2; }
   uint32_t task_count(int phase, int slice) const noexcept override;

@@ -33,7 +33,7 @@ void LaneProductJob::prepare(const ggml_tensor* node, const Pool& pool,
   // ggml's float kernels read float activations; for the others each lane would quantise all of them again.
   if (!ggml_is_quantized(weight->type)) return;
   first_phase_ = kQuantise;
-  product_ = WeightProduct(weight, 0, weight->ne[1], std::nullopt);
+  product_ = WeightProduct(weight, 0, weight->ne[1], {});
   const ggml_type type = ggml_get_type_traits_cpu(weight->type)->vec_dot_type;
   input_.type = type;
   input_.nb[0] = ggml_type_size(type);

@@ -50,7 +50,7 @@ bool OwnGraph::is_for_ggml() const noexcept {
     const ggml_tensor* node = ggml_graph_node(graph_, index);
     if (is_empty_operation(node) || kind_of(node) == Kind::kSmall) continue;
     const bool is_product = node->op == GGML_OP_MUL_MAT || node->op == GGML_OP_MUL_MAT_ID;
-    if (tokens <= kRowByRowTokens || (is_product && device_.takes_batch(node->src[0], tokens))) return false;
+    if (tokens <= kRowByRowTokens || (is_product && device_.takes_batch(node, tokens))) return false;
   }
   return true;
 }
@@ -92,9 +92,9 @@ OwnGraph::Kind OwnGraph::kind_of(const ggml_tensor* node) const noexcept {
 // product has ggml's bits for one token only.
 OwnGraph::Kind OwnGraph::kind_of_product(const ggml_tensor* node) const noexcept {
   const int64_t tokens = node->src[1]->ne[1];
-  const auto set = device_.kernels.load(std::memory_order_relaxed);
-  const bool has_kernel = set && WeightProduct(node->src[0], 0, node->src[0]->ne[1], set).kernel != nullptr;
-  if (is_row_product(node) && (tokens == 1 || (has_kernel && device_.takes_batch(node->src[0], tokens))))
+  const bool has_kernel =
+      WeightProduct(node->src[0], 0, node->src[0]->ne[1], device_.products).kernel != nullptr;
+  if (is_row_product(node) && (tokens == 1 || (has_kernel && device_.takes_batch(node, tokens))))
     return Kind::kDense;
   return is_lane_product(node) ? Kind::kLaneProduct : Kind::kSmall;
 }
@@ -144,7 +144,7 @@ int OwnGraph::run_dense(int first) {
     nodes.push_back(node);
     end = index + 1;
   }
-  device_.dense_job.prepare(nodes, *device_.pool, device_.kernels);
+  device_.dense_job.prepare(nodes, *device_.pool, device_.products);
   device_.run(device_.dense_job, device_.counters.dense_bytes);
   ++device_.counters.dense_jobs;
   return end - first;

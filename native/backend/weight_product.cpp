@@ -56,14 +56,14 @@ void multiply_by_kernel(const WeightProduct& product, const RowRun& run, const R
   });
 }
 
-void multiply_by_panels(const WeightProduct& product, const RowRun& run, const char* const* activations,
-                        int token_count, float* const* outputs) noexcept {
+void multiply_batch(const WeightProduct& product, WeightProduct::BatchMultiply multiply, const RowRun& run,
+                    const char* const* activations, int token_count, float* const* outputs) noexcept {
   const void* group[kTokenGroup];
   for (int token = 0; token < token_count; token += kTokenGroup) {
     const int count = std::min(kTokenGroup, token_count - token);
     std::copy_n(activations + token, count, group);
-    product.kernel->multiply_panels(product.address(run), run.rows.count(), product.row_bytes(),
-                                    product.columns(), group, count, outputs + token);
+    multiply(product.address(run), run.rows.count(), product.row_bytes(), product.columns(), group, count,
+             outputs + token);
   }
 }
 
@@ -107,10 +107,13 @@ int part_count(const ggml_tensor* weight) noexcept {
 }
 
 WeightProduct::WeightProduct(const ggml_tensor* weight_, int64_t first_row_, int64_t row_count_,
-                             std::optional<InstructionSet> set) noexcept
-    : weight(weight_), first_row(first_row_), row_count(row_count_) {
+                             const ProductSettings& settings) noexcept
+    : weight(weight_),
+      first_row(first_row_),
+      row_count(row_count_),
+      limits(settings.limits_of(weight_->type)) {
   const auto* traits = ggml_get_type_traits_cpu(weight->type);
-  if (set) kernel = find_row_kernel(weight->type, *set);
+  if (settings.kernels) kernel = find_row_kernel(weight->type, *settings.kernels);
   if (kernel != nullptr && columns() % kernel->column_unit != 0) kernel = nullptr;
   if (kernel != nullptr) {
     activation_row_bytes = kernel->activation_bytes(columns());
@@ -139,10 +142,16 @@ bool WeightProduct::shares_activations_with(const WeightProduct& other) const no
   return from_float == other.from_float;
 }
 
+WeightProduct::BatchMultiply WeightProduct::batch_multiply(int64_t token_count) const noexcept {
+  if (kernel == nullptr) return nullptr;
+  if (kernel->multiply_tiles != nullptr && token_count >= limits.tile_tokens) return kernel->multiply_tiles;
+  return token_count >= limits.panel_tokens ? kernel->multiply_panels : nullptr;
+}
+
 void WeightProduct::multiply(const RowRun& run, const RowRun& next, const char* const* activations,
                              int token_count, float* const* outputs) const noexcept {
-  if (multiplies_by_panels(token_count)) {
-    multiply_by_panels(*this, run, activations, token_count, outputs);
+  if (const BatchMultiply at_once = batch_multiply(token_count)) {
+    multiply_batch(*this, at_once, run, activations, token_count, outputs);
   } else if (kernel != nullptr) {
     multiply_by_kernel(*this, run, next, activations, token_count, outputs);
   } else {
@@ -158,7 +167,7 @@ void multiply_pair(const WeightProduct& first, const WeightProduct& second, cons
   // Two streams of one kernel; matrices of two types are multiplied one behind the other, and many tokens,
   // too.
   if (first.kernel != second.kernel || first.row_bytes() != second.row_bytes() ||
-      first.multiplies_by_panels(token_count)) {
+      first.batch_multiply(token_count) != nullptr) {
     first.multiply(run, next, activations, token_count, first_outputs);
     second.multiply(run, next, activations, token_count, second_outputs);
     return;

@@ -7,12 +7,11 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 
 #include "arena/row_cut.hpp"
+#include "backend/batch_limits.hpp"
 #include "ggml-cpu.h"
 #include "ggml.h"
-#include "kernels/row_kernel.hpp"
 
 namespace stratad {
 
@@ -35,11 +34,12 @@ struct WeightProduct {
   ggml_from_float_t from_float = nullptr;  // null where activations are used as they are
   size_t activation_row_bytes = 0;         // of one token, as `quantise` writes them; a multiple of 64
 
-  // Rows [first_row, first_row + row_count) of `weight`; has_row_product(weight) must hold. `set`: the
-  // kernels to use, none for ggml's.
+  BatchLimits limits;  // used where there is a kernel
+
+  // Rows [first_row, first_row + row_count) of `weight`; has_row_product(weight) must hold.
   WeightProduct() = default;
   WeightProduct(const ggml_tensor* weight, int64_t first_row, int64_t row_count,
-                std::optional<InstructionSet> set) noexcept;
+                const ProductSettings& settings) noexcept;
 
   // One token's activations; `quantised` is 64-byte aligned.
   void quantise(const float* activations, void* quantised) const noexcept;
@@ -57,10 +57,10 @@ struct WeightProduct {
   const char* address(const RowRun& run) const noexcept { return address(run.matrix, run.rows.begin); }
   size_t row_bytes() const noexcept { return weight->nb[1]; }
   int64_t columns() const noexcept { return weight->ne[0]; }
-  // Whether so many tokens are multiplied by panels of rows (RowKernel::multiply_panels).
-  bool multiplies_by_panels(int64_t token_count) const noexcept {
-    return kernel != nullptr && kernel->multiply_panels != nullptr && token_count >= kPanelTokens;
-  }
+  bool has_panels() const noexcept { return kernel != nullptr && kernel->multiply_panels != nullptr; }
+  // What multiplies so many tokens at once, tiles or panels; null: rows one by one.
+  using BatchMultiply = decltype(RowKernel::multiply_panels);
+  BatchMultiply batch_multiply(int64_t token_count) const noexcept;
   // Whether both read activations in the same form, so that one quantised row serves both.
   bool shares_activations_with(const WeightProduct& other) const noexcept;
 };

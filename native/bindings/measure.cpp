@@ -3,6 +3,8 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include "bindings/device.hpp"
+#include "measure/batch_probe.hpp"
 #include "measure/layer_probe.hpp"
 #include "measure/probe_memory.hpp"
 #include "measure/read_probe.hpp"
@@ -34,9 +36,42 @@ auto interruptible(Call call) {
   }
 }
 
+void bind_batches(py::module_& module) {
+  module.def(
+      "can_place_weights",
+      [](const std::string& weight_type, int64_t columns) {
+        return can_place_weights(weight_type_named(weight_type), columns);
+      },
+      py::arg("weight_type"), py::arg("columns"));
+  py::enum_<BatchPath>(module, "BatchPath")
+      .value("ROWS", BatchPath::kRows)
+      .value("PANELS", BatchPath::kPanels)
+      .value("TILES", BatchPath::kTiles)
+      .value("GGML", BatchPath::kGgml);
+  py::enum_<BatchForm>(module, "BatchForm")
+      .value("EXPERTS", BatchForm::kExperts)
+      .value("DENSE", BatchForm::kDense);
+  py::class_<BatchProbe>(module, "BatchProbe")
+      .def(py::init([](std::shared_ptr<Pool> pool, const std::string& weight_type, const std::string& kernels,
+                       int64_t rows, int64_t columns, int64_t matrix_count, int64_t used_count) {
+             const BatchShape shape{weight_type_named(weight_type), rows, columns, matrix_count, used_count};
+             return interruptible([&](const GoOn& go_on) {
+               return std::make_unique<BatchProbe>(shape, std::move(pool), kernels_named(kernels),
+                                                   [&go_on](const char*, double) { return go_on(); });
+             });
+           }),
+           py::arg("pool"), py::kw_only(), py::arg("weight_type"), py::arg("kernels"),
+           py::arg("rows") = kProbeRows, py::arg("columns") = kProbeColumns, py::arg("matrix_count") = 64,
+           py::arg("used_count") = 8)
+      .def("offers", &BatchProbe::offers, py::arg("path"))
+      .def("sample", &BatchProbe::sample, py::arg("path"), py::arg("form"), py::arg("tokens_per_matrix"),
+           py::call_guard<py::gil_scoped_release>());
+}
+
 }  // namespace
 
 void bind_measure(py::module_& module) {
+  bind_batches(module);
   py::enum_<ReadPattern>(module, "ReadPattern")
       .value("STREAM", ReadPattern::kStream)
       .value("EXPERTS", ReadPattern::kExperts)

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "backend/ggml_threads.hpp"
 #include "engine/log.hpp"
 #include "ggml-cpu.h"
 #include "placement/memory_policy.hpp"
@@ -10,17 +11,6 @@
 
 namespace stratad {
 namespace {
-
-// Without a threadpool of its own, ggml starts and ends one for every part of a graph; with one that polls,
-// its idle threads spin on the CPUs our workers need (both measured, ADR 0001).
-ggml_threadpool* start_threadpool(const ContextOptions& options) {
-  const ScopedAffinity affinity(options.cpu_ids);
-  auto parameters = ggml_threadpool_params_default(options.thread_count);
-  parameters.poll = 0;
-  ggml_threadpool* threadpool = ggml_threadpool_new(&parameters);
-  if (threadpool == nullptr) throw std::runtime_error("ggml cannot start its threads");
-  return threadpool;
-}
 
 bool is_aborted(void* flag) {
   return static_cast<std::atomic<bool>*>(flag)->load(std::memory_order_relaxed);
@@ -53,7 +43,7 @@ Context::Context(std::shared_ptr<Model> model, const ContextOptions& options) : 
   parameters.no_perf = true;
   parameters.abort_callback = is_aborted;
   parameters.abort_callback_data = &abort_;
-  threadpool_ = start_threadpool(options);
+  threadpool_ = start_ggml_threads(options.thread_count, options.cpu_ids);
   take_llama_log();
   {
     const BackendSettings settings{model_->mode(), threadpool_, is_aborted, &abort_};

@@ -135,7 +135,7 @@ void ProxyGraph::wait() {
 
 ggml_status ProxyGraph::run_on_pool(int index, int* end) {
   if (device_.fuse_chains.load(std::memory_order_relaxed)) {
-    if (auto chain = match_chain(graph_, index, device_.kernels)) {
+    if (auto chain = match_chain(graph_, index, device_.products)) {
       ++device_.counters.fused_chains;
       *end = index + chain->node_count;
       return run_chain(*chain, *end, end);
@@ -272,7 +272,7 @@ ggml_status ProxyGraph::run_product(ggml_tensor* node) {
   product.src[2] = &ids;
   {
     const Stopwatch stopwatch(proxy_.totals().pool_nanoseconds);
-    device_.product_job.prepare(&product, *device_.pool, device_.kernels);
+    device_.product_job.prepare(&product, *device_.pool, device_.products);
     device_.run(device_.product_job, device_.counters.expert_bytes);
   }
   const Stopwatch stopwatch(proxy_.totals().copy_nanoseconds);

@@ -50,16 +50,18 @@ struct RowKernel {
   // 1 <= token_count <= kKernelTokens. Writes exactly row_count floats per token and run.
   void (*multiply)(const RowStreams& streams, const void* const* activations, int token_count,
                    float* const* first_output, float* const* second_output) noexcept;
-  // The same for one run and any number of tokens, worth its rearranging of the rows from kPanelTokens on:
+  // The same for one run and any number of tokens, worth its rearranging of the rows from some tokens on:
   // output [t][r]. Sums are formed in another order than in `multiply`, the same for any run and any other
   // tokens. Null where the kernel has none.
   void (*multiply_panels)(const char* rows, int64_t row_count, size_t row_bytes, int64_t columns,
                           const void* const* activations, int token_count,
                           float* const* outputs) noexcept = nullptr;
+  // The same with the same bits, by the CPU's tile registers (AMX). To be called only after prepare_tiles()
+  // (kernels/tiles.hpp) had no objection. Null where the kernel has none.
+  void (*multiply_tiles)(const char* rows, int64_t row_count, size_t row_bytes, int64_t columns,
+                         const void* const* activations, int token_count,
+                         float* const* outputs) noexcept = nullptr;
 };
-
-// From this many tokens on `multiply_panels` is the faster one.
-inline constexpr int kPanelTokens = 8;
 
 // Whether this CPU has all that the kernels of a set use.
 bool cpu_has(InstructionSet set) noexcept;

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "arena/arena.hpp"
+#include "ggml.h"
 #include "pool/pool.hpp"
 
 namespace stratad {
@@ -19,5 +20,13 @@ size_t probe_matrix_bytes() noexcept;
 // weights on its workers. Throws as Arena::place does.
 std::shared_ptr<Arena> place_probe_memory(size_t size_bytes, std::shared_ptr<Pool> pool,
                                           const Progress& progress);
+
+// Whether rows of this type and length can be made out of floats alone.
+bool can_place_weights(ggml_type type, int64_t columns) noexcept;
+
+// Likewise `size_bytes` (rounded up to whole pages) of rows of any type. Throws std::invalid_argument
+// where can_place_weights() says no.
+std::shared_ptr<Arena> place_weights(ggml_type type, int64_t columns, size_t size_bytes,
+                                     std::shared_ptr<Pool> pool, const Progress& progress);
 
 }  // namespace stratad

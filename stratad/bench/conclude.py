@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from planner import CostConstants
 from planner.calibration import LEAST_LOCAL_RATIO, LayerCosts
+from stratad.bench.batch_limits import form_pairs, limits_of
 from stratad.bench.cases import Pattern, Purpose, ReadCase, Team
 from stratad.bench.results import (
     RATE_VARIATION_LIMIT,
@@ -44,6 +45,7 @@ def conclude(measured: Measurements, cache_bytes: int | None) -> Conclusions:
         layer_costs=layer_costs([result for result in measured.layers if result.is_steady]),
         findings=tuple(findings),
         is_trustworthy=not any(result.case.pattern is Pattern.STREAM for result in unsteady),
+        batch_limits=tuple(limits_of(*pair) for pair in form_pairs(measured.batches)),
     )
 
 

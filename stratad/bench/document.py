@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from planner.calibration import SCHEMA_VERSION
+from planner.calibration import NO_TOKENS, SCHEMA_VERSION
 from stratad.bench.results import Conclusions, Measurements, Spread
 from stratad.state.recorded import Circumstances
 
 
 def bench_document(
-    circumstances: Circumstances, measured: Measurements, conclusions: Conclusions
+    circumstances: Circumstances, measured: Measurements, conclusions: Conclusions, kernels: str
 ) -> dict[str, object]:
-    """Give the document as JSON values. Without trust in the reads it holds no fact for the planner."""
-    facts = _facts(conclusions) if conclusions.is_trustworthy else {}
+    """Give the document as JSON values. Without trust in the reads it holds no fact for planner or daemon.
+
+    Args:
+        circumstances: Of this machine, now.
+        measured: Every sample.
+        conclusions: What they say.
+        kernels: The row kernels that multiplied batches.
+    """
+    facts = _facts(conclusions) | _batch_facts(conclusions, kernels) if conclusions.is_trustworthy else {}
     return {
         "schema_version": SCHEMA_VERSION,
         **asdict(circumstances),
@@ -43,6 +50,20 @@ def bench_document(
                     **_spread("seconds", result.cost),
                 }
                 for result in measured.layers
+            ],
+            "batches": [
+                {
+                    "weight_type": result.case.shape.weight_type,
+                    "form": result.form.value,
+                    "rows": result.case.shape.rows,
+                    "columns": result.case.shape.columns,
+                    "matrices": result.case.matrix_count,
+                    "tokens": point.tokens,
+                    "path": point.path.value,
+                    **_spread("seconds", Spread.of(point.seconds)),
+                }
+                for result in measured.batches
+                for point in result.points
             ],
             "host_to_device": [
                 {
@@ -76,6 +97,17 @@ def _facts(conclusions: Conclusions) -> dict[str, object]:
             for result in conclusions.sweep
         ],
     }
+
+
+def _batch_facts(conclusions: Conclusions, kernels: str) -> dict[str, object]:
+    """The limits of batches; null where there is none: never by panels or tiles, any number on the pool."""
+    if not conclusions.batch_limits:
+        return {}
+    limits = [
+        {name: None if value == NO_TOKENS else value for name, value in asdict(of_type).items()}
+        for of_type in conclusions.batch_limits
+    ]
+    return {"batches": {"kernels": kernels, "limits": limits}}
 
 
 def _spread(name: str, spread: Spread) -> dict[str, float]:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 
 from stratad import _native
+from stratad.bench.batch_cases import USED_COUNT, BatchCase, BatchForm, BatchPath, BatchPlan, WeightShape
 from stratad.bench.cases import LONG_SPIN_SECONDS, TASK_SECONDS, BenchNode, LayerCase, Pattern, ReadCase
 from stratad.bench.results import PlacedMemory
 from stratad.errors import StratadError
@@ -16,6 +17,13 @@ _PATTERNS = {
     Pattern.EXPERTS: _native.ReadPattern.EXPERTS,
     Pattern.PRODUCTS: _native.ReadPattern.PRODUCTS,
 }
+_PATHS = {
+    BatchPath.ROWS: _native.BatchPath.ROWS,
+    BatchPath.PANELS: _native.BatchPath.PANELS,
+    BatchPath.TILES: _native.BatchPath.TILES,
+    BatchPath.GGML: _native.BatchPath.GGML,
+}
+_FORMS = {BatchForm.EXPERTS: _native.BatchForm.EXPERTS, BatchForm.DENSE: _native.BatchForm.DENSE}
 # The pool's usual one; readers do not wait for each other.
 _READ_SPIN_SECONDS = 50e-6
 _SAMPLED_PAGES = 4096
@@ -106,6 +114,51 @@ class NativeProbe:
         if key not in self._pools:
             self._pools[key] = _start_pool(slices, [], spin_seconds)
         return self._pools[key]
+
+
+class NativeBatches:
+    """`BatchProbe` of the machine that this process runs on: the daemon's own jobs, and ggml's graph.
+
+    Raises:
+        MeasuringError: A CPU or memory is refused.
+    """
+
+    def __init__(self, plan: BatchPlan, case: BatchCase) -> None:
+        shape = case.shape
+        # A home is named only where there is another node that pages could be on.
+        pool = _start_pool((plan.cpu_ids,), [plan.node_id] if plan.places_memory else [], _READ_SPIN_SECONDS)
+        try:
+            self._probe = _native.BatchProbe(
+                pool,
+                weight_type=shape.weight_type,
+                kernels=plan.kernels,
+                rows=shape.rows,
+                columns=shape.columns,
+                matrix_count=case.matrix_count,
+                used_count=USED_COUNT,
+            )
+        except OSError as error:
+            size_bytes = shape.matrix_bytes * case.matrix_count
+            raise MeasuringError(
+                tried=f"placing {size_bytes} bytes of {shape.weight_type} weights on node {plan.node_id}",
+                because=os.strerror(error.errno or 0),
+                values={"size_bytes": size_bytes, "node": plan.node_id},
+                remedy="give less with --bytes, or free memory on that node",
+            ) from error
+
+    @property
+    def paths(self) -> tuple[BatchPath, ...]:
+        """The paths that this CPU has for the type."""
+        return tuple(path for path, native in _PATHS.items() if self._probe.offers(native))
+
+    def multiply(self, path: BatchPath, form: BatchForm, tokens: int) -> float:
+        """Seconds of one pass."""
+        return self._probe.sample(_PATHS[path], _FORMS[form], tokens)
+
+
+def is_measurable(shape: WeightShape) -> bool:
+    """Whether such weights can be made here to be multiplied."""
+    return _native.can_place_weights(shape.weight_type, shape.columns)
 
 
 def _start_pool(slices: _Slices, node_ids: list[int], spin_seconds: float) -> _native.Pool:

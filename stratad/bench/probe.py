@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from stratad.bench.batch_cases import BatchForm, BatchPath
 from stratad.bench.cases import LayerCase, ReadCase
 from stratad.bench.results import PlacedMemory
 
@@ -31,6 +32,17 @@ class DeviceCopies(Protocol):
 
     def copy(self, device: str, node_id: int, seconds: float) -> float:
         """Bytes a second from pinned memory of this node to the device, over about so many seconds."""
+
+
+class BatchProbe(Protocol):
+    """One case's weights, placed and ready to be multiplied."""
+
+    @property
+    def paths(self) -> tuple[BatchPath, ...]:
+        """The paths that this machine has for the case's weight type; ggml's is always one."""
+
+    def multiply(self, path: BatchPath, form: BatchForm, tokens: int) -> float:
+        """Seconds of one pass over all matrices with `tokens` tokens each."""
 
 
 class NoDevices:

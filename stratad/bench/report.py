@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Sequence
 
+from planner.batch_limits import limits_text
 from planner.calibration import LayerCosts
 from planner.quantity import format_bytes
 from stratad.bench.cases import Purpose, ReadCase
-from stratad.bench.results import Conclusions, LayerResult, Measurements, ReadResult, Spread
+from stratad.bench.results import BatchResult, Conclusions, LayerResult, Measurements, ReadResult, Spread
 
 _COST_NAMES = {
     "base_seconds": "a layer of one worker's handing out and joining",
@@ -30,8 +32,11 @@ def report_lines(measured: Measurements, conclusions: Conclusions) -> list[str]:
         if result.case.purpose is not Purpose.CELL:
             lines.append(f"{_label(result.case)}{result.case.name}: {_rate(result.rate)}")
     lines += [f"layers    {result.case.name}: {_cost(result)}" for result in measured.layers]
+    for batches in measured.batches:
+        lines += _batch_lines(batches)
     lines += _copy_lines(measured)
     lines += _constant_lines(conclusions)
+    lines += [f"limits    {text}" for text in map(limits_text, conclusions.batch_limits)]
     return lines + [f"note      {finding}" for finding in conclusions.findings]
 
 
@@ -50,6 +55,26 @@ def _matrix_lines(results: Sequence[ReadResult]) -> list[str]:
         f"matrix    node {node_id}, {count} worker{'' if count == 1 else 's'} from " + ", ".join(cells)
         for (node_id, count), cells in lines.items()
     ]
+
+
+def _batch_lines(result: BatchResult) -> list[str]:
+    """One line for each path: what it reaches with 1, 2, ... tokens of one matrix."""
+    counts = result.form.token_counts
+    shape = result.case.shape
+    lines = [
+        f"batches   {shape.weight_type} {result.form}, {shape.rows} x {shape.columns}, GFLOPS with "
+        f"{', '.join(map(str, counts))} tokens of one matrix:"
+    ]
+    for path in result.paths:
+        rates = [
+            result.case.operations(tokens) / statistics.median(result.seconds(tokens, path)) / 1e9
+            for tokens in counts
+        ]
+        lines.append(
+            f"batches   {shape.weight_type} {result.form}, {path}: "
+            + " ".join(f"{rate:.0f}" for rate in rates)
+        )
+    return lines
 
 
 def _copy_lines(measured: Measurements) -> list[str]:

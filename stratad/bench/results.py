@@ -6,7 +6,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.calibration import LayerCosts
+from planner.calibration import LayerCosts, TypeLimits
+from stratad.bench.batch_cases import BatchCase, BatchForm, BatchPath
 from stratad.bench.cases import LayerCase, ReadCase
 
 # Above this, the rates say more about what else the machine did than about the machine.
@@ -85,6 +86,33 @@ class CopyResult:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchPoint:
+    """Seconds of one pass by one path with so many tokens for each matrix, round by round."""
+
+    tokens: int
+    path: BatchPath
+    seconds: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchResult:
+    """One case in one form, by every path there is for it. All points have as many rounds."""
+
+    case: BatchCase
+    form: BatchForm
+    points: tuple[BatchPoint, ...]
+
+    @property
+    def paths(self) -> tuple[BatchPath, ...]:
+        """The paths that were measured."""
+        return tuple(dict.fromkeys(point.path for point in self.points))
+
+    def seconds(self, tokens: int, path: BatchPath) -> tuple[float, ...]:
+        """The rounds of one point, which must have been measured."""
+        return next(point.seconds for point in self.points if (point.tokens, point.path) == (tokens, path))
+
+
+@dataclass(frozen=True, slots=True)
 class Measurements:
     """Everything one run measured."""
 
@@ -93,6 +121,7 @@ class Measurements:
     layers: tuple[LayerResult, ...]
     copies: tuple[CopyResult, ...]
     round_count: int
+    batches: tuple[BatchResult, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,3 +137,4 @@ class Conclusions:
     layer_costs: LayerCosts
     findings: tuple[str, ...]
     is_trustworthy: bool
+    batch_limits: tuple[TypeLimits, ...] = ()

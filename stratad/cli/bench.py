@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +13,8 @@ import click
 
 from planner import Effect, Topology
 from planner.sysfs import Tree
-from stratad.bench.cases import Programme, bench_nodes, programme
+from stratad.bench.batch_cases import BatchPlan, WeightShape, batch_cases, shapes_of, usual_shapes
+from stratad.bench.cases import Programme, bench_nodes, largest_node, programme
 from stratad.bench.conclude import conclude
 from stratad.bench.document import bench_document
 from stratad.bench.measure import (
@@ -21,6 +25,7 @@ from stratad.bench.measure import (
     measure,
     shared_cache_bytes,
 )
+from stratad.bench.measure_batches import measure_batches
 from stratad.bench.probe import DeviceCopies, NoDevices
 from stratad.bench.report import report_lines
 from stratad.cli.output import json_option, print_json, print_report
@@ -35,6 +40,7 @@ if TYPE_CHECKING:
     from stratad.bench.results import Measurements
 
 DEFAULT_SECONDS = 30.0
+DEFAULT_CONFIGURATION = Path("/etc/stratad/stratad.toml")
 
 
 @click.command()
@@ -43,7 +49,7 @@ DEFAULT_SECONDS = 30.0
     type=click.FloatRange(min=1, max=3600),
     default=DEFAULT_SECONDS,
     show_default=True,
-    help="Time to measure for; placing memory and copying to GPUs come on top.",
+    help="Time to measure for; placing memory, batches and copying to GPUs come on top.",
 )
 @click.option(
     "--bytes",
@@ -57,7 +63,8 @@ DEFAULT_SECONDS = 30.0
     "--config",
     "configuration_path",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="Configuration whose [gpu] section says which GPUs to copy to. Default: those that are found.",
+    help="Configuration that says which GPUs to copy to, which row kernels to use and which model's weight types to "
+    "multiply in batches. Default: the GPUs that are found; kernels and types as the service has them.",
 )
 @click.option(
     "--output",
@@ -91,19 +98,24 @@ def bench(
     caches = tuple((cache.cpu_ids, cache.size_bytes) for cache in topology.last_level_caches)
     cache_bytes = shared_cache_bytes(cases, caches)
     bounds = Bounds(seconds, block_bytes(cases.nodes, cache_bytes, node_bytes))
+    plan = _batch_plan(configuration_path, cases, cache_bytes, bounds.node_bytes)
     progress = Progress(is_quiet=as_json)
     # The native module is loaded only where there is something to measure.
-    from stratad.bench.native_probe import NativeProbe
+    from stratad.bench.native_probe import NativeBatches, NativeProbe
 
     probe = NativeProbe(cases.nodes)
     copies = _copies(probe, configuration_path, topology)
     try:
         measured = measure(cases, Instruments(probe, copies, time.monotonic), bounds, progress.report)
+        batches = measure_batches(
+            plan.cases, partial(NativeBatches, plan), time.monotonic, seconds, progress.report
+        )
     finally:
         progress.clear()
+    measured = replace(measured, batches=batches)
     _tell_slow_uploads(copies, measured, topology)
     conclusions = conclude(measured, cache_bytes)
-    document = bench_document(circumstances_of(topology), measured, conclusions) | {
+    document = bench_document(circumstances_of(topology), measured, conclusions, plan.kernels) | {
         "load": load.as_document()
     }
     if conclusions.is_trustworthy:
@@ -118,6 +130,39 @@ def bench(
         )
         print_report("\n".join([*report_lines(measured, conclusions), f"result    {kept}"]) + "\n")
     return 0 if conclusions.is_trustworthy else 1
+
+
+def _batch_plan(
+    configuration_path: Path | None, cases: Programme, cache_bytes: int | None, most_bytes: int
+) -> BatchPlan:
+    """What to multiply, by the cores of the largest node: the configured model's types, or the usual ones."""
+    from stratad.bench.native_probe import is_measurable
+    from stratad.config import load_configuration
+    from stratad.gguf.model import read_model_facts
+    from stratad.native.apply import chosen_kernels, memory_policy_failures
+
+    node = largest_node(tuple(node for node in cases.nodes if node.cpu_ids))
+    shapes: tuple[WeightShape, ...] = usual_shapes()
+    kernels = chosen_kernels("auto")
+    path = _services_configuration() if configuration_path is None else configuration_path
+    if path is not None:
+        configuration = load_configuration(path)
+        kernels = chosen_kernels(configuration.placement.kernels)
+        # An installed configuration may name a model that is not there yet.
+        if configuration_path is not None or configuration.model.path.exists():
+            shapes = shapes_of(read_model_facts(configuration.model.path))
+    return BatchPlan(
+        cases=batch_cases(filter(is_measurable, shapes), cache_bytes, most_bytes),
+        node_id=node.node_id,
+        cpu_ids=node.cpu_ids,
+        kernels=kernels,
+        places_memory=len(cases.nodes) > 1 and not memory_policy_failures(),
+    )
+
+
+def _services_configuration() -> Path | None:
+    """The service's configuration where there is one that this user may read."""
+    return DEFAULT_CONFIGURATION if os.access(DEFAULT_CONFIGURATION, os.R_OK) else None
 
 
 def _copies(probe: NativeProbe, configuration_path: Path | None, topology: Topology) -> DeviceCopies:

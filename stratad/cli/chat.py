@@ -12,8 +12,9 @@ from typing import Any
 
 import click
 
-from stratad.cli.daemon_access import DaemonAddress, Request, daemon_options, get_json, opened
+from stratad.cli.daemon_access import DaemonAddress, daemon_options, get_json, opened
 from stratad.cli.output import json_option, print_json, terminal_has_colour
+from stratad.client import Request
 from stratad.errors import DaemonError
 
 _HELP = "An empty line, or Ctrl-D, ends it; Ctrl-C stops an answer; /new starts over."

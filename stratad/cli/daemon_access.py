@@ -5,22 +5,25 @@ from __future__ import annotations
 import contextlib
 import functools
 import http.client
-import json
-import socket
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import click
 
+from stratad import client
+from stratad.client import Remedies, Request
 from stratad.errors import ConfigurationError, DaemonError
 
 if TYPE_CHECKING:
     from stratad.state.runtime_directory import RunningDaemon
 
 _TIMEOUT_SECONDS = 30.0
+_REMEDIES = Remedies(
+    otherwise="look at `systemctl status stratad`, or name another address with --url or --socket",
+    unauthorized="name a file with a key by --api-key-file",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +34,6 @@ class DaemonAddress:
     socket_path: Path | None
     configuration_path: Path | None
     api_key_path: Path | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One request to the daemon; a body goes as JSON."""
-
-    method: str
-    path: str
-    body: Mapping[str, object] | None = None
-    headers: Mapping[str, str] | None = None
 
 
 def address_of(endpoint: str) -> DaemonAddress:
@@ -87,8 +80,7 @@ def ask_json(address: DaemonAddress, request: Request) -> dict[str, Any]:
         DaemonError: It is not found, not reachable, or refuses; the error says which.
         ConfigurationError: The address, the configuration file or the key file cannot be used.
     """
-    with opened(address, request) as response:
-        return _object(response.read())
+    return client.ask_json(endpoint_of(address), _signed(address, request), _REMEDIES)
 
 
 def get_text(address: DaemonAddress, path: str) -> str:
@@ -105,26 +97,9 @@ def opened(
 
     `answer_seconds` is how long the daemon may say nothing; None waits for ever.
     """
-    endpoint = endpoint_of(address)
-    tried = f"asking the daemon at {endpoint} for {request.path}"
-    remedy = "look at `systemctl status stratad`, or name another address with --url or --socket"
-    headers = {**(request.headers or {}), **_authorization(address)}
-    body = None
-    if request.body is not None:
-        body, headers["Content-Type"] = json.dumps(request.body), "application/json"
-    connection = _connection(endpoint)
-    try:
-        connection.connect()
-        connection.sock.settimeout(answer_seconds)
-        connection.request(request.method, request.path, body, headers)
-        response = connection.getresponse()
-        if response.status != http.HTTPStatus.OK:
-            raise _refusal(tried, response, response.read(), remedy)
+    endpoint, signed = endpoint_of(address), _signed(address, request)
+    with client.opened(endpoint, signed, _REMEDIES, answer_seconds=answer_seconds) as response:
         yield response
-    except (OSError, http.client.HTTPException) as error:
-        raise DaemonError(tried, str(error) or type(error).__name__, remedy=remedy) from error
-    finally:
-        connection.close()
 
 
 def running_daemon(address: DaemonAddress) -> RunningDaemon:
@@ -151,15 +126,8 @@ def running_daemon(address: DaemonAddress) -> RunningDaemon:
     return running
 
 
-def _refusal(tried: str, response: http.client.HTTPResponse, body: bytes, remedy: str) -> DaemonError:
-    error = _object(body).get("error")
-    message = error.get("message", response.reason) if isinstance(error, dict) else response.reason
-    values: dict[str, object] = {"http_status": response.status}
-    if (seconds := response.headers.get("Retry-After")) is not None:
-        values["retry_after_seconds"] = seconds
-    if response.status == http.HTTPStatus.UNAUTHORIZED:
-        remedy = "name a file with a key by --api-key-file"
-    return DaemonError(tried, str(message), values=values, remedy=remedy)
+def _signed(address: DaemonAddress, request: Request) -> Request:
+    return replace(request, headers={**(request.headers or {}), **_authorization(address)})
 
 
 def _authorization(address: DaemonAddress) -> dict[str, str]:
@@ -180,20 +148,6 @@ def _authorization(address: DaemonAddress) -> dict[str, str]:
     raise ConfigurationError(tried, "it holds no key", remedy=remedy)
 
 
-class _UnixConnection(http.client.HTTPConnection):
-    """HTTP over a unix socket."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=_TIMEOUT_SECONDS)
-        self._path = path
-
-    def connect(self) -> None:
-        """Connects to the socket's path in place of a host and port."""
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(_TIMEOUT_SECONDS)
-        self.sock.connect(self._path)
-
-
 def endpoint_of(address: DaemonAddress) -> str:
     """Where to reach the daemon: as given, else as it has said itself. Raises as `running_daemon`."""
     given = _given_endpoint(address)
@@ -204,28 +158,3 @@ def _given_endpoint(address: DaemonAddress) -> str | None:
     if address.url is not None:
         return address.url
     return None if address.socket_path is None else f"unix:{address.socket_path}"
-
-
-def _connection(endpoint: str) -> http.client.HTTPConnection:
-    if endpoint.startswith("unix:"):
-        return _UnixConnection(endpoint.removeprefix("unix:"))
-    try:
-        parts = urlsplit(endpoint)
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        host, port = None, None
-    if host is None or parts.scheme != "http":
-        raise ConfigurationError(
-            f"using the address {endpoint}",
-            "it is not http://host:port",
-            remedy="write --url http://127.0.0.1:8090",
-        )
-    return http.client.HTTPConnection(host, port, timeout=_TIMEOUT_SECONDS)
-
-
-def _object(body: bytes) -> dict[str, Any]:
-    try:
-        document = json.loads(body)
-    except ValueError:
-        return {}
-    return document if isinstance(document, dict) else {}

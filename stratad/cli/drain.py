@@ -9,13 +9,13 @@ import click
 
 from stratad.cli.daemon_access import (
     DaemonAddress,
-    Request,
     ask_json,
     daemon_options,
     get_json,
     running_daemon,
 )
 from stratad.cli.output import json_option, print_json
+from stratad.client import Request
 from stratad.errors import DaemonError
 
 # stratad.server.authorization.ADMINISTRATION_HEADER; importing it would bring the whole server.

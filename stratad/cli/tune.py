@@ -45,7 +45,7 @@ from stratad.tune.arms import (
     reference_of,
     require_distinct,
 )
-from stratad.tune.daemon_engine import DaemonEngine, PageCache, Setting, recorded_profile
+from stratad.tune.daemon_engine import DaemonEngine, PageCache, Setting, recorded_bench, recorded_profile
 from stratad.tune.document import Question, tune_document
 from stratad.tune.judge import Decision, Judge, Limits, Outcome, block_order
 from stratad.tune.prompts import DEFAULT_ANSWER_TOKENS, read_questions
@@ -165,7 +165,12 @@ def tune(
     topology = machine_facts()
     configuration, _ = with_fitting_memory(configuration, facts, topology)
     setting = Setting(
-        configuration, facts, questions, PageCache(page_cache), recorded_profile(STATE_DIRECTORY, facts)
+        configuration,
+        facts,
+        questions,
+        PageCache(page_cache),
+        recorded_profile(STATE_DIRECTORY, facts),
+        recorded_bench(STATE_DIRECTORY),
     )
     contest = _contest(setting, arms, topology)
     if dry_run:

@@ -109,8 +109,26 @@ class PlacementSection:
         Field(
             ge=1,
             le=1_048_576,
-            description="Largest batch that the pool computes; larger ones go to ggml. Default: any where the "
-            "row kernels have panels for many tokens, else 8.",
+            description="Largest batch that the pool computes; larger ones go to ggml. Default: what "
+            "`stratactl bench` measured here, else any where the row kernels have panels for many tokens, else 8.",
+        ),
+    ] = None
+    panel_tokens: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            le=1_048_576,
+            description="From how many tokens of one expert on its rows are multiplied in panels. Default: what "
+            "`stratactl bench` measured here, else 8.",
+        ),
+    ] = None
+    tile_tokens: Annotated[
+        int | None,
+        Field(
+            ge=0,
+            le=1_048_576,
+            description="From how many tokens of one expert on tiles (AMX) take the place of panels; 0 for never. "
+            "Default: what `stratactl bench` measured here, else never.",
         ),
     ] = None
     kernels: Annotated[

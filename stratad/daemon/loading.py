@@ -19,6 +19,7 @@ from stratad.gguf.model import ModelFacts
 from stratad.gpu.expert_profile import read_profile
 from stratad.gpu.runtime import GpuFindings
 from stratad.native.apply import open_runner
+from stratad.native.batch_limits import PoolLimits
 from stratad.native.runner import NativeRunner
 from stratad.plan.reason_log import tell
 from stratad.runner.protocol import ModelRunner
@@ -52,6 +53,7 @@ class Loading:
     notifier: Notifier
     stop: StopSignals
     profile_path: Path
+    limits: PoolLimits
     is_first: bool = True
     _shown_seconds: float = 0.0
     _shown_stage: str = ""
@@ -67,7 +69,13 @@ class Loading:
             profile, ignored = read_profile(self.profile_path, self.model) if self.gpus.gpus else ({}, None)
             self.tell(() if ignored is None else (ignored,))
             runner = open_runner(
-                plan, self.model, self.configuration, self._progress, gpus=self.gpus.gpus, profile=profile
+                plan,
+                self.model,
+                self.configuration,
+                self._progress,
+                gpus=self.gpus.gpus,
+                profile=profile,
+                limits=self.limits,
             )
         except LoadCancelled:
             self._leave_if_asked()

@@ -13,6 +13,7 @@ from stratad.engine.prompt_keeping import LoadedPrompts
 from stratad.engine.saved_prompts import FILE_NAME, SavedPromptsPlace
 from stratad.gguf.model import ModelFacts
 from stratad.native.apply import chosen_kernels
+from stratad.native.batch_limits import PoolLimits
 from stratad.native.runner import build_digest
 
 # Of each model file so much from both ends goes into the fingerprint, beside its size and time: the header with the
@@ -21,7 +22,7 @@ _END_BYTES = 1 << 20
 
 
 def saved_prompts_place(
-    configuration: Configuration, environment: Environment, model: ModelFacts
+    configuration: Configuration, environment: Environment, model: ModelFacts, limits: PoolLimits
 ) -> tuple[SavedPromptsPlace | None, Reason | None]:
     """Give the place for saved prompts when they are asked for, or the Reason why there is none."""
     if not configuration.model.save_slots:
@@ -37,13 +38,14 @@ def saved_prompts_place(
     if not is_writable:
         return None, _not_possible("this user may not write there", directory)
     place = SavedPromptsPlace(
-        directory, prompts_fingerprint(configuration, model), configuration.model.save_slots_bytes
+        directory, prompts_fingerprint(configuration, model, limits), configuration.model.save_slots_bytes
     )
     return place, None
 
 
-def prompts_fingerprint(configuration: Configuration, model: ModelFacts) -> str:
-    """Give a digest of everything that decides what a saved prompt's bytes mean: model files, build, slots, kernels.
+def prompts_fingerprint(configuration: Configuration, model: ModelFacts, limits: PoolLimits) -> str:
+    """Give a digest of everything that decides a saved prompt's bytes: model files, build, slots, kernels and the
+    limits by which batches are multiplied in one way or another.
 
     Raises:
         OSError: A model file cannot be read.
@@ -53,6 +55,7 @@ def prompts_fingerprint(configuration: Configuration, model: ModelFacts) -> str:
         "build": build_digest(),
         "slots": configuration.model.slots,
         "kernels": chosen_kernels(configuration.placement.kernels),
+        "limits": limits.identity(),
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 

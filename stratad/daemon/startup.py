@@ -15,6 +15,7 @@ from stratad.daemon.gpu_fallback import go_on_without_gpus
 from stratad.daemon.loading import Loading, StoppedWhileLoading
 from stratad.daemon.prompt_place import saved_prompts_place
 from stratad.daemon.serving import Serving, limits_of, serve
+from stratad.daemon.starting_limits import starting_limits
 from stratad.daemon.starting_plan import DEGRADING_CODES, decide_plan, starting_gpus, starting_plan
 from stratad.daemon.stop_signals import StopSignals
 from stratad.errors import DeviceError
@@ -22,9 +23,9 @@ from stratad.gguf.model import read_model_facts
 from stratad.gpu.expert_profile import FILE_NAME
 from stratad.gpu.runtime import GpuFindings
 from stratad.metrics.registry import Metrics, Sample
-from stratad.native.apply import apply_process_memory
+from stratad.native.apply import apply_process_memory, chosen_kernels
 from stratad.plan.facts import STATE_DIRECTORY, machine_facts
-from stratad.plan.reason_log import warn_of
+from stratad.plan.reason_log import tell, warn_of
 from stratad.plan.slot_memory import with_fitting_memory
 from stratad.server import HttpServer, create_app, open_listener
 from stratad.service.samples import node_memory_samples
@@ -57,7 +58,17 @@ def run_daemon(
         configuration, reductions = with_fitting_memory(configuration, model, topology)
         gpus = starting_gpus(topology, configuration)
         plan, findings = starting_plan(topology, model, configuration, environment, gpus)
-        place, no_place = saved_prompts_place(configuration, environment, model)
+        state_directory = environment.state_directory or STATE_DIRECTORY
+        limits, limited = starting_limits(
+            configuration.placement,
+            chosen_kernels(configuration.placement.kernels),
+            topology,
+            state_directory,
+        )
+        if limited is not None:
+            tell(limited)
+            findings = (*findings, limited)
+        place, no_place = saved_prompts_place(configuration, environment, model, limits)
         reductions = (*reductions, *([no_place] if no_place else []))
         for reduction in reductions:
             warn_of(reduction)
@@ -70,9 +81,18 @@ def run_daemon(
         access = Access(service, environment.credentials_directory, stop.request_stop)
         access.read(configuration)
         with _listening(configuration, environment, access, metrics) as (server, directory):
-            profile = (environment.state_directory or STATE_DIRECTORY) / FILE_NAME
+            profile = state_directory / FILE_NAME
             loading = Loading(
-                configuration, topology, model, gpus, directory, service, notifier, stop, profile_path=profile
+                configuration,
+                topology,
+                model,
+                gpus,
+                directory,
+                service,
+                notifier,
+                stop,
+                profile_path=profile,
+                limits=limits,
             )
             serving = Serving(loading, environment, access, metrics, place, read_again_fitting)
             while (failure := serve(serving, plan)) is not None:

@@ -16,13 +16,14 @@ import stat
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
+
+from stratad.replaced_file import replaced_file
 
 FILE_NAME = "prompts.bin"
 _DRAFT_NAME = "prompts.bin.draft"
@@ -78,21 +79,11 @@ def save_prompts(place: SavedPromptsPlace, prompts: Sequence[StoredPrompt]) -> i
         OSError: The directory cannot be written or the disk is full; the former file is unchanged then.
     """
     kept = _within(place, prompts)
-    draft = place.directory / _DRAFT_NAME
-    # Prompts are private, whatever the umask says.
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb", buffering=0) as file:
-            os.fchmod(descriptor, 0o600)
-            _write_all(file, _header(place.fingerprint, [prompt.record for prompt in kept]))
-            for prompt in kept:
-                _write_prompt(file, prompt)
-            os.fsync(descriptor)
-        draft.replace(place.directory / FILE_NAME)
-    except BaseException:
-        with suppress(OSError):
-            draft.unlink()
-        raise
+    # Prompts are private.
+    with replaced_file(place.directory / FILE_NAME, 0o600, _DRAFT_NAME) as file:
+        file.write(_header(place.fingerprint, [prompt.record for prompt in kept]))
+        for prompt in kept:
+            _write_prompt(file, prompt)
     _sync_directory(place.directory)
     return len(kept)
 
@@ -202,7 +193,9 @@ def _records(content: bytes, fingerprint: str) -> list[PromptRecord]:
     if version != _VERSION:
         raise SavedPromptsUnusable(f"its version is {version}, this daemon reads {_VERSION}")
     if found != fingerprint:
-        raise SavedPromptsUnusable("it was saved with another model, build, number of slots or row kernels")
+        raise SavedPromptsUnusable(
+            "it was saved with another model, build, number of slots, row kernels or limits of batches"
+        )
     return records
 
 
@@ -210,15 +203,9 @@ def _write_prompt(file: BinaryIO, prompt: StoredPrompt) -> None:
     tokens = prompt.tokens.astype(_TOKEN_TYPE).tobytes()
     state = memoryview(bytearray(prompt.record.state_bytes))
     prompt.copy_state(state)
-    _write_all(file, tokens)
-    _write_all(file, state)
-    _write_all(file, _CHECKSUM.pack(zlib.crc32(state, zlib.crc32(tokens))))
-
-
-def _write_all(file: BinaryIO, content: bytes | memoryview) -> None:
-    rest = memoryview(content)
-    while rest:
-        rest = rest[file.write(rest) :]
+    file.write(tokens)
+    file.write(state)
+    file.write(_CHECKSUM.pack(zlib.crc32(state, zlib.crc32(tokens))))
 
 
 def _read_into(file: BinaryIO, buffer: memoryview) -> bool:

@@ -42,6 +42,7 @@ class DenseTensor:
 
     name: str
     layer: int | None
+    type_name: str
     size_bytes: int
 
 
@@ -175,7 +176,7 @@ def _dense_tensors(tensors: tuple[TensorEntry, ...]) -> tuple[DenseTensor, ...]:
         match = DENSE_TENSOR_NAME.fullmatch(tensor.name)
         if match:
             layer = None if match[1] is None else int(match[1])
-            found.append(DenseTensor(tensor.name, layer, tensor.size_bytes))
+            found.append(DenseTensor(tensor.name, layer, tensor.type_name, tensor.size_bytes))
     return tuple(sorted(found, key=lambda tensor: tensor.name))
 
 

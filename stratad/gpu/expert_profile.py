@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from planner import Effect, Reason
 from stratad import journal
 from stratad.gguf.model import ModelFacts
+from stratad.replaced_file import replaced_file
 from stratad.watch import Watch
 
 FILE_NAME = "expert-profile.json"
@@ -59,16 +59,8 @@ def write_profile(path: Path, model: ModelFacts, scores: Scores) -> None:
             str(layer): [round(float(score), 4) for score in scores[layer]] for layer in sorted(scores)
         },
     }
-    fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
-    try:
-        with fresh.open("w", encoding="utf-8") as file:
-            json.dump(document, file)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(path)
-    except OSError:
-        fresh.unlink(missing_ok=True)
-        raise
+    with replaced_file(path, 0o600) as file:
+        file.write(json.dumps(document).encode())
 
 
 class ProfileKeeper(Watch):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from planner import ArenaScope, MemoryMode, Plan, ProcessMemory, Reason, WorkerLayout, unpinned_layout
+from planner import ArenaScope, Effect, MemoryMode, Plan, ProcessMemory, Reason, WorkerLayout, unpinned_layout
 from planner.sysfs import Tree
 from stratad import _native
 from stratad.config import Configuration, KernelChoice
@@ -20,6 +20,7 @@ from stratad.errors import (
     PlacementError,
 )
 from stratad.gguf.model import ModelFacts
+from stratad.gguf.tensor_types import GGML_TYPES
 from stratad.gpu.offload import (
     ExpertProfile,
     layer_count,
@@ -30,6 +31,7 @@ from stratad.gpu.offload import (
 from stratad.gpu.runtime import FoundGpu
 from stratad.machine.free_blocks import free_huge_page_bytes
 from stratad.machine.memlock import memlock_limit
+from stratad.native.batch_limits import PoolLimits
 from stratad.native.runner import ContextShape, NativeRunner
 
 Progress = Callable[[str, float], bool]
@@ -82,10 +84,12 @@ def open_runner(
     *,
     gpus: Sequence[FoundGpu] = (),
     profile: ExpertProfile | None = None,
+    limits: PoolLimits | None = None,
 ) -> NativeRunner:
     """Builds the pool, places and fills the arena, and opens a context: everything the plan says, in its order.
 
-    `gpus` take part where the plan leaves them something; `profile` is what an earlier run counted.
+    `gpus` take part where the plan leaves them something; `profile` is what an earlier run counted. `limits` says
+    from how many tokens on the pool multiplies how; None for what the configuration and the built-in ones say.
     `progress` is called with the stage and how much of it is done, 0 to 1; False cancels.
 
     Raises:
@@ -97,16 +101,15 @@ def open_runner(
     """
     layout = _layout(plan, configuration)
     pool = _start_pool(layout, configuration.placement.spin_microseconds * 1e-6)
-    _native.set_device_options(
-        max_pool_tokens=configuration.placement.max_pool_tokens,
-        kernels=chosen_kernels(configuration.placement.kernels),
-    )
+    limits = PoolLimits.of(configuration.placement) if limits is None else limits
+    tiles = _set_device_options(configuration, limits, pool)
     gpu = open_offload(configuration.gpu, gpus, plan)
     loaded = _load(plan, model, configuration, pool=pool, gpu=gpu, progress=progress)
     _require_vocabulary(loaded, model)
     if configuration.placement.lock_memory is True:
         _require_lock(loaded)
-    context, shape = _open_context(loaded, layout, configuration)
+    pool_tokens = limits.pool_tokens(model, _built_in_pool_tokens(configuration))
+    context, shape = _open_context(loaded, layout, configuration, pool_tokens)
     reasons: tuple[Reason, ...] = ()
     if gpu is not None:
         shape, reasons = _share_out(
@@ -118,7 +121,7 @@ def open_runner(
             token_count=loaded.token_count,
             progress=progress,
         )
-    return NativeRunner(pool, loaded, context, plan, shape, opening_reasons=reasons)
+    return NativeRunner(pool, loaded, context, plan, shape, opening_reasons=(*tiles, *reasons))
 
 
 def _share_out(
@@ -153,7 +156,7 @@ def _share_out(
 
 
 def _open_context(
-    loaded: _native.Model, layout: WorkerLayout, configuration: Configuration
+    loaded: _native.Model, layout: WorkerLayout, configuration: Configuration, pool_tokens: int | None
 ) -> tuple[_native.Context, ContextShape]:
     """A context in which each of `model.slots` sequences can hold `model.context_tokens`."""
     context_tokens = min(configuration.model.context_tokens, loaded.trained_context_tokens)
@@ -161,7 +164,7 @@ def _open_context(
         sequence_count=configuration.model.slots,
         context_tokens=context_tokens,
         batch_tokens=min(configuration.model.batch_tokens, context_tokens),
-        pool_tokens=_pool_tokens(configuration),
+        pool_tokens=pool_tokens,
     )
     try:
         context = _native.Context(
@@ -186,12 +189,68 @@ def _open_context(
     return context, shape
 
 
-def _pool_tokens(configuration: Configuration) -> int | None:
-    """Most tokens of one call that the pool computes: as configured, or what the row kernels take."""
-    configured = configuration.placement.max_pool_tokens
-    if configured is not None or _native.has_panels(chosen_kernels(configuration.placement.kernels)):
-        return configured
-    return _native.ROW_BY_ROW_TOKENS
+def _built_in_pool_tokens(configuration: Configuration) -> int | None:
+    """Most tokens of one call that the pool computes where nothing was measured: what the row kernels take."""
+    has_panels = _native.has_panels(chosen_kernels(configuration.placement.kernels))
+    return None if has_panels else _native.ROW_BY_ROW_TOKENS
+
+
+def _set_device_options(
+    configuration: Configuration, limits: PoolLimits, pool: _native.Pool
+) -> tuple[Reason, ...]:
+    """Tells the device how to multiply; the Reason where tiles were asked for and may not be used."""
+    kernels = chosen_kernels(configuration.placement.kernels)
+    by_type = _limits_by_type(limits, kernels)
+    refused = None
+    if any(of_type.tile_tokens != _native.NO_TOKENS for of_type in by_type.values()):
+        refused = _native.prepare_tiles(pool)
+    if refused is not None:
+        by_type = {name: replace(of_type, tile_tokens=_native.NO_TOKENS) for name, of_type in by_type.items()}
+    _native.set_device_options(
+        max_pool_tokens=limits.max_pool_tokens,
+        kernels=kernels,
+        limits={name: _native.BatchLimits(**asdict(of_type)) for name, of_type in by_type.items()},
+    )
+    if refused is None:
+        return ()
+    return (
+        Reason(
+            code="tiles-not-usable",
+            effect=Effect.INFORMS,
+            message=f"panels take the place of tiles: {refused}",
+            remedy="look whether a container or virtual machine hides them, or set placement.tile_tokens = 0",
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _DeviceLimits:
+    """Of one weight type, as the native side takes them; None for what is built in."""
+
+    panel_tokens: int
+    tile_tokens: int
+    expert_pool_tokens: int | None = None
+    dense_pool_tokens: int | None = None
+
+
+def _limits_by_type(limits: PoolLimits, kernels: str) -> dict[str, _DeviceLimits]:
+    """The measured types' limits; of all others only what is configured."""
+    by_type = {}
+    if limits.panel_tokens is not None or limits.tile_tokens is not None:
+        panels = limits.panel_tokens or _native.PANEL_TOKENS
+        tiles = max(panels, limits.tile_tokens or _native.NO_TOKENS)
+        by_type = {name.upper(): _DeviceLimits(panels, tiles) for name in _native.kernel_types(kernels)}
+    known = {kind.name for kind in GGML_TYPES.values()}
+    return by_type | {
+        of_type.weight_type: _DeviceLimits(
+            of_type.panel_tokens,
+            of_type.tile_tokens,
+            of_type.expert_pool_tokens,
+            of_type.dense_pool_tokens,
+        )
+        for of_type in limits.measured
+        if of_type.weight_type in known
+    }
 
 
 def _layout(plan: Plan, configuration: Configuration) -> WorkerLayout:

@@ -11,7 +11,11 @@ from pathlib import Path
 
 from planner import Topology, machine_fingerprint
 from stratad.errors import StratadError
+from stratad.replaced_file import replaced_file
 from stratad.version import stratad_version
+
+# What `stratactl bench` keeps in the state directory.
+BENCH_FILE_NAME = "bench.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +52,11 @@ def require_writable(path: Path, command: str) -> None:
 
 def write_document(path: Path, document: Mapping[str, object], command: str) -> None:
     """Replaces the file in one step: a reader sees the old text or the new one. Raises StratadError."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with draft.open("w", encoding="utf-8") as file:
-            file.write(json.dumps(document, indent=1) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        draft.chmod(0o644)
-        draft.replace(path)
+        with replaced_file(path) as file:
+            file.write(f"{json.dumps(document, indent=1)}\n".encode())
     except OSError as error:
-        draft.unlink(missing_ok=True)
         raise _not_written(path, str(error.strerror or error), command) from error
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from stratad.config import Environment
 from stratad.errors import DaemonError
+from stratad.replaced_file import replaced_file
 
 SYSTEM_DIRECTORY = Path("/run/stratad")
 _ENDPOINT_FILE = "endpoint.json"
@@ -137,18 +138,10 @@ def _prepare(directory: Path) -> None:
 
 
 def _write(path: Path, content: str, mode: int = 0o644) -> None:
-    """Replaces the file in one step: a reader sees the old text or the new one.
-
-    The unit's umask hides files from other users, and where the daemon listens is no secret; what is, has a mode
-    of its own before the content is in it.
-    """
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    """Replaces the file. The unit's umask hides files from others, and where the daemon listens is no secret."""
     try:
-        draft.unlink(missing_ok=True)
-        draft.touch(mode=mode & 0o600)
-        draft.write_text(content, encoding="utf-8")
-        draft.chmod(mode)
-        draft.replace(path)
+        with replaced_file(path, mode) as file:
+            file.write(content.encode())
     except OSError as error:
         raise DaemonError(
             f"writing {path}", str(error.strerror), remedy="set server.runtime_directory to a writable folder"

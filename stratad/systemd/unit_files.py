@@ -7,13 +7,13 @@ there; `carry_out` replaces file by file, each atomically. Files that somebody e
 from __future__ import annotations
 
 import difflib
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from planner.dropin import OWNER_LINE
 from stratad.errors import StratadError
+from stratad.replaced_file import replaced_file
 
 UNIT = "stratad.service"
 SLICE = "stratad.slice"
@@ -129,17 +129,10 @@ def _text(path: Path) -> str | None:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Writes the file so that a reader, and a machine that loses power, has the old text or the new one."""
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     # systemd reads names that end in .conf only: a draft that a crash leaves behind does nothing.
-    draft = path.with_name(f".{path.name}.draft")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fchmod(descriptor, 0o644)
-        os.fsync(descriptor)
-    draft.replace(path)
+    with replaced_file(path, draft_name=f".{path.name}.draft") as file:
+        file.write(text.encode())
 
 
 def _remove_if_empty(folder: Path) -> None:

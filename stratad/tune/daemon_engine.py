@@ -5,13 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import signal
-import socket
-import subprocess
-import sys
 import tempfile
-import threading
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -19,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from planner import plan_to_json
+from stratad.client import Request, ask_json
 from stratad.config import (
     Configuration,
     GpuSection,
@@ -26,27 +21,29 @@ from stratad.config import (
     ModelSection,
     PlacementSection,
     ServerSection,
-    child_environment,
 )
 from stratad.config.writing import configuration_text
 from stratad.errors import DaemonError, one_line
 from stratad.gguf.model import ModelFacts
 from stratad.gpu.expert_profile import FILE_NAME, read_profile
-from stratad.state.runtime_directory import read_running
+from stratad.state.recorded import BENCH_FILE_NAME
 from stratad.tune.arms import PlannedArm
-from stratad.tune.client import ask
+from stratad.tune.child_daemon import (
+    ChildDaemon,
+    log_path,
+    runtime_directory,
+    started_child,
+    state_directory,
+)
 from stratad.tune.prompts import WARM_UP, Questions
 from stratad.tune.trial import ArmFailed, Trial
 
 # A model of several hundred gigabytes takes minutes to place and fill.
 START_LIMIT_SECONDS = 1800.0
 ANSWER_LIMIT_SECONDS = 1800.0
-_STOP_LIMIT_SECONDS = 60.0
-_LOOK_SECONDS = 0.2
 _WARM_UP_TOKENS = 16
 _LOG_LINES = 6
 _READ_BYTES = 1 << 24
-_DEFERRED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class PageCache(StrEnum):
@@ -62,6 +59,7 @@ class Setting:
 
     `expert_profile` is what every start fills a GPU's cache by, as the service has recorded it; None without one. The
     cache is frozen then: experts that come and go would make starts unlike, and change the last bits of answers.
+    `bench_record` is the service's bench.json, whose limits of batches every start takes.
     """
 
     configuration: Configuration
@@ -69,6 +67,7 @@ class Setting:
     questions: Questions
     page_cache: PageCache
     expert_profile: bytes | None = None
+    bench_record: bytes | None = None
 
 
 class DaemonEngine:
@@ -85,7 +84,7 @@ class DaemonEngine:
             folder = Path(name)
             try:
                 with started_daemon(folder, self._arms[arm], self._setting) as child:
-                    endpoint = child.wait_until_ready()
+                    endpoint = child.wait_until_ready(START_LIMIT_SECONDS)
                     return _measured(endpoint, self._setting)
             except (DaemonError, OSError) as error:
                 because = error.because if isinstance(error, DaemonError) else str(error)
@@ -108,7 +107,7 @@ def trial_configuration(
         port=0,
         drain_seconds=1.0,
         request_timeout_seconds=ANSWER_LIMIT_SECONDS,
-        runtime_directory=folder / "run",
+        runtime_directory=runtime_directory(folder),
     )
     # Prompts saved by one start would be the next one's answer out of memory.
     model: ModelSection = replace(configuration.model, save_slots=False)
@@ -138,119 +137,45 @@ def recorded_profile(state_directory: Path, model: ModelFacts) -> bytes | None:
     """
     path = state_directory / FILE_NAME
     scores, _ = read_profile(path, model)
+    return _recorded(path) if scores else None
+
+
+def recorded_bench(state_directory: Path) -> bytes | None:
+    """Give what `stratactl bench` recorded; None without it, or where this user may not read it."""
+    return _recorded(state_directory / BENCH_FILE_NAME)
+
+
+def _recorded(path: Path) -> bytes | None:
     try:
-        return path.read_bytes() if scores else None
+        return path.read_bytes()
     except OSError:
         return None
 
 
-class _Child:
-    """A started daemon, seen as its supervisor sees it."""
-
-    def __init__(self, process: subprocess.Popen[bytes], notifications: socket.socket, folder: Path) -> None:
-        self._process, self._notifications, self._folder = process, notifications, folder
-
-    def wait_until_ready(self) -> str:
-        """Gives its address. Raises DaemonError when it ends before, or does not get there."""
-        end_seconds = time.monotonic() + START_LIMIT_SECONDS
-        self._notifications.settimeout(_LOOK_SECONDS)
-        while time.monotonic() < end_seconds:
-            try:
-                lines = self._notifications.recv(4096).decode().splitlines()
-            except TimeoutError:
-                lines = []
-            if "READY=1" in lines:
-                running = read_running(self._folder / "run")
-                if running is not None:
-                    return running.endpoint
-            if self._process.poll() is not None:
-                raise DaemonError("starting the arm", f"it ended with status {self._process.returncode}")
-        raise DaemonError("starting the arm", f"it was not ready after {START_LIMIT_SECONDS:g} seconds")
-
-
 @contextlib.contextmanager
-def started_daemon(folder: Path, arm: PlannedArm, setting: Setting) -> Iterator[_Child]:
+def started_daemon(folder: Path, arm: PlannedArm, setting: Setting) -> Iterator[ChildDaemon]:
     """The arm's daemon; it is gone at the end, whatever happens, and has written into `folder` only."""
-    plan_path, notify_path, config_path = folder / "plan.json", folder / "notify", folder / "stratad.toml"
+    plan_path, config_path = folder / "plan.json", folder / "stratad.toml"
     plan_path.write_text(plan_to_json(arm.plan), encoding="utf-8")
     settings = trial_configuration(
         setting.configuration, arm, folder, is_cache_frozen=setting.expert_profile is not None
     )
     config_path.write_text(configuration_text(settings), encoding="utf-8")
-    state = _state_directory(folder, setting.expert_profile)
-    # What systemd gave this process, if it did, is not the child's.
-    silenced = dict.fromkeys(("RUNTIME_DIRECTORY", "CREDENTIALS_DIRECTORY", "WATCHDOG_USEC"), "")
-    environment = child_environment(
-        NOTIFY_SOCKET=str(notify_path), STRATAD_PLAN=str(plan_path), STATE_DIRECTORY=str(state), **silenced
-    )
-    command = [sys.executable, "-m", "stratad.tune.child", str(os.getpid()), "--config", str(config_path)]
-    with (
-        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifications,
-        (folder / "log").open("wb") as log,
-    ):
-        notifications.bind(str(notify_path))
-        process = None
-        try:
-            with signals_deferred():
-                # A session of its own: Ctrl-C reaches the judge, who then ends the child in order.
-                process = subprocess.Popen(
-                    command,
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=log,
-                    start_new_session=True,
-                )
-            yield _Child(process, notifications, folder)
-        finally:
-            if process is not None:
-                _end(process)
+    _fill_state_directory(state_directory(folder), setting)
+    with started_child(
+        folder, ("--config", str(config_path)), "the arm", {"STRATAD_PLAN": str(plan_path)}
+    ) as child:
+        yield child
 
 
-def _state_directory(folder: Path, expert_profile: bytes | None) -> Path:
+def _fill_state_directory(state: Path, setting: Setting) -> None:
     """A start's own: it saves the profile when it ends, which must change neither the next start nor the service."""
-    state = folder / "state"
-    state.mkdir()
-    if expert_profile is not None:
-        (state / FILE_NAME).write_bytes(expert_profile)
-    return state
-
-
-@contextlib.contextmanager
-def signals_deferred() -> Iterator[None]:
-    """Keeps what would interrupt this thread until the end, and interrupts it then.
-
-    An interruption while a child is made would lose it. A signal mask is not enough: the kernel then hands the
-    signal to another thread (numpy starts some), and Python still runs the handler on this one.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        # Handlers run on the main thread only.
-        yield
-        return
-    came: list[int] = []
-    former = {
-        number: signal.signal(number, lambda caught, frame: came.append(caught)) for number in _DEFERRED
-    }
-    try:
-        yield
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
-    if came:
-        raise KeyboardInterrupt
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    try:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-        process.wait(_STOP_LIMIT_SECONDS)
-    except BaseException as error:
-        # Whatever interrupts the waiting, the child goes first.
-        process.kill()
-        process.wait()
-        if not isinstance(error, subprocess.TimeoutExpired):
-            raise
+    # The limits of batches that the service has: they are part of what is compared.
+    recorded = {BENCH_FILE_NAME: setting.bench_record, FILE_NAME: setting.expert_profile}
+    for name, content in recorded.items():
+        if content is not None:
+            state.mkdir(exist_ok=True)
+            (state / name).write_bytes(content)
 
 
 def _measured(endpoint: str, setting: Setting) -> Trial:
@@ -267,7 +192,7 @@ def _measured(endpoint: str, setting: Setting) -> Trial:
     if steps < 1 or decode_seconds <= 0 or prompt_seconds <= 0 or prompt_tokens < 1:
         raise DaemonError("measuring the arm", "the answers end at once: there is nothing to measure")
     text = "\x00".join(answer["choices"][0]["text"] for answer in answers)
-    placement = ask(endpoint, "/placement")
+    placement = ask_json(endpoint, Request("GET", "/placement"))
     return Trial(
         decode_tokens_per_second=steps / decode_seconds,
         prompt_tokens_per_second=prompt_tokens / prompt_seconds,
@@ -280,13 +205,14 @@ def _measured(endpoint: str, setting: Setting) -> Trial:
 
 def _answer(endpoint: str, prompt: str, token_count: int) -> Mapping[str, Any]:
     body = {"prompt": prompt, "max_tokens": token_count, "temperature": 0, "seed": 1}
-    return ask(endpoint, "/v1/completions", body, ANSWER_LIMIT_SECONDS)
+    request = Request("POST", "/v1/completions", body)
+    return ask_json(endpoint, request, answer_seconds=ANSWER_LIMIT_SECONDS)
 
 
 def _last_words(folder: Path) -> str:
     """The end of the daemon's log, on one line."""
     try:
-        lines = (folder / "log").read_text(encoding="utf-8", errors="replace").split("\n")
+        lines = log_path(folder).read_text(encoding="utf-8", errors="replace").split("\n")
     except OSError:
         return ""
     said = " / ".join(one_line(line.strip()) for line in lines if line.strip()[:1] not in ("", "|"))

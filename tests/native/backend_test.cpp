@@ -53,11 +53,40 @@ void counters_are_read_while_a_graph_is_computed() {
   computing.unlock();
 }
 
+// Kernels that only say which of them was chosen.
+void no_rows(const RowStreams&, const void* const*, int, float* const*, float* const*) noexcept {}
+void no_panels(const char*, int64_t, size_t, int64_t, const void* const*, int, float* const*) noexcept {}
+void no_tiles(const char*, int64_t, size_t, int64_t, const void* const*, int, float* const*) noexcept {}
+
+void the_number_of_tokens_says_how_they_are_multiplied() {
+  RowKernel kernel{};
+  kernel.multiply = no_rows;
+  kernel.multiply_panels = no_panels;
+  kernel.multiply_tiles = no_tiles;
+  WeightProduct product;
+  CHECK(product.batch_multiply(1000) == nullptr);  // ggml's dot products
+  product.kernel = &kernel;
+  CHECK(product.batch_multiply(7) == nullptr);
+  CHECK(product.batch_multiply(8) == no_panels);
+  CHECK(product.batch_multiply(1 << 20) == no_panels);
+  product.limits.panel_tokens = 5;
+  product.limits.tile_tokens = 16;
+  CHECK(product.batch_multiply(4) == nullptr);
+  CHECK(product.batch_multiply(5) == no_panels);
+  CHECK(product.batch_multiply(15) == no_panels);
+  CHECK(product.batch_multiply(16) == no_tiles);
+  kernel.multiply_tiles = nullptr;
+  CHECK(product.batch_multiply(16) == no_panels);
+  kernel.multiply_panels = nullptr;
+  CHECK(product.batch_multiply(16) == nullptr);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   if (argc != 2) return 2;
   counters_are_read_while_a_graph_is_computed();
+  the_number_of_tokens_says_how_they_are_multiplied();
   // What a scrape does all the time: the thread sanitizer sees whether it may.
   std::jthread scraper([](const std::stop_token& stop) {
     while (!stop.stop_requested()) {

@@ -52,6 +52,20 @@ def test_row_kernels_of_every_type_and_instruction_set(build: Path) -> None:
     assert run(build, "kernel_test") == "kernel: 0 failures\n"
 
 
+def test_products_by_tiles_have_the_bits_of_panels(build: Path) -> None:
+    said = run(build, "tile_test", "model")
+    if "left out" in said:
+        pytest.skip(said.strip())
+    assert said == "tiles: 0 failures\n"
+
+
+def test_products_by_tiles_of_this_cpu(build: Path) -> None:
+    said = run(build, "tile_test", "cpu")
+    if "left out" in said:
+        pytest.skip(said.strip())
+    assert said == "tiles: 0 failures\n"
+
+
 def test_attention_of_several_tokens(build: Path) -> None:
     assert run(build, "attention_test") == "attention: 0 failures\n"
 

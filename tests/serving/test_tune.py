@@ -26,20 +26,23 @@ pytest.importorskip("stratad._native", reason="the native module is not built")
 
 from stratad.cli.tune import Contest, _contest
 from stratad.cli.watch_look import read_samples
+from stratad.client import Request, ask_json
 from stratad.config import load_configuration
 from stratad.errors import DaemonError
 from stratad.gguf.model import read_model_facts
 from stratad.gpu.expert_profile import FILE_NAME, write_profile
 from stratad.plan.facts import machine_facts
+from stratad.state.recorded import BENCH_FILE_NAME
 from stratad.tune import ArmFailed
-from stratad.tune.client import ask
+from stratad.tune.child_daemon import signals_deferred
 from stratad.tune.daemon_engine import (
+    START_LIMIT_SECONDS,
     DaemonEngine,
     PageCache,
     Setting,
     prepare_page_cache,
+    recorded_bench,
     recorded_profile,
-    signals_deferred,
     started_daemon,
 )
 from stratad.tune.prompts import Questions
@@ -183,8 +186,9 @@ def cache_after_an_answer(contest: Contest, folder: Path) -> dict[str, float]:
     """What a start's expert cache has counted, after one answer."""
     folder.mkdir()
     with started_daemon(folder, contest.arms[0], contest.setting) as child:
-        endpoint = child.wait_until_ready()
-        ask(endpoint, "/v1/completions", {"prompt": SHORT.prompts[0], "max_tokens": 24, "temperature": 0})
+        endpoint = child.wait_until_ready(START_LIMIT_SECONDS)
+        body = {"prompt": SHORT.prompts[0], "max_tokens": 24, "temperature": 0}
+        ask_json(endpoint, Request("POST", "/v1/completions", body))
         samples = read_samples(httpx.get(f"{endpoint}/metrics").text)
     prefix = "stratad_expert_cache_"
     return {
@@ -215,6 +219,20 @@ def test_a_start_has_the_recorded_experts_in_a_gpus_cache_and_keeps_them(
     assert (state / FILE_NAME).read_bytes() == recorded
     learning = cache_after_an_answer(gpu_contest(contest, None), tmp_path / "learning")
     assert learning["swaps_total"] > 0
+
+
+def test_a_start_takes_the_services_limits_of_batches(contest: Contest, tmp_path: Path) -> None:
+    assert recorded_bench(tmp_path) is None
+    # It says that it is another machine's, so that the start names it.
+    bench = {"schema_version": 1, "machine_fingerprint": "x", "batches": {"kernels": "avx2", "limits": []}}
+    (tmp_path / BENCH_FILE_NAME).write_text(json.dumps(bench))
+    setting = replace(contest.setting, bench_record=recorded_bench(tmp_path))
+    folder = tmp_path / "start"
+    folder.mkdir()
+    with started_daemon(folder, _contest(setting, ARMS, machine_facts()).arms[0], setting) as child:
+        status = ask_json(child.wait_until_ready(START_LIMIT_SECONDS), Request("GET", "/status"))
+    reasons = {reason["code"]: reason for reason in status["reasons"]}
+    assert "of machine x" in reasons["batch-limits-ignored"]["message"]
 
 
 @pytest.mark.parametrize("state", list(PageCache))

@@ -166,7 +166,7 @@ def test_rates_that_vary_are_not_judged_and_said_so() -> None:
     conclusions = conclude(measured, None)
     assert not conclusions.is_trustworthy
     assert any("a factor of" in finding and "not judged" in finding for finding in conclusions.findings)
-    document = bench_document(MOMENT, measured, conclusions)
+    document = bench_document(MOMENT, measured, conclusions, "avx2")
     assert "bandwidth" not in document
     assert any("varied too much" in line for line in report_lines(measured, conclusions))
     assert conclude(measured_on(SyntheticMachine(noise=0.05)), None).is_trustworthy
@@ -189,7 +189,7 @@ def test_a_block_smaller_than_the_caches_is_said() -> None:
 def test_the_planner_reads_what_the_benchmark_writes() -> None:
     measured = measured_on(SyntheticMachine())
     conclusions = conclude(measured, None)
-    benchmark = benchmark_from_json(json.dumps(bench_document(MOMENT, measured, conclusions)))
+    benchmark = benchmark_from_json(json.dumps(bench_document(MOMENT, measured, conclusions, "avx2")))
     assert benchmark.is_complete
     assert benchmark.layer_costs == conclusions.layer_costs
     assert {(cell.reader_node, cell.memory_node): cell.bytes_per_second for cell in benchmark.bandwidth} == {

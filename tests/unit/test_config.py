@@ -135,6 +135,8 @@ def test_the_example_is_valid_and_shows_every_key_with_its_default() -> None:
         "model.prompt_cache_bytes",
         "model.threads",
         "placement.max_pool_tokens",
+        "placement.panel_tokens",
+        "placement.tile_tokens",
         "placement.workers",
         "placement.test_slices",
         "server.unix_socket",

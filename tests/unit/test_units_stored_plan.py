@@ -46,7 +46,7 @@ def model_of(size_bytes: int) -> ModelFacts:
         file_bytes=size_bytes,
         tensor_bytes_total=size_bytes,
         expert_tensors=(ExpertTensor("blk.0.ffn_up_exps.weight", 0, (8,), "Q4_K", size_bytes),),
-        dense_tensors=(DenseTensor("output.weight", None, DENSE_BYTES),),
+        dense_tensors=(DenseTensor("output.weight", None, "Q8_0", DENSE_BYTES),),
         kv_bytes_per_token=None,
         has_chat_template=False,
     )

@@ -43,7 +43,7 @@ struct Setup {
       layout.workers.push_back({std::nullopt, worker % static_cast<int>(layout.slices.size())});
     attach_pool(std::make_shared<Pool>(layout, 20000));
     set_device_options({.max_pool_tokens = setting("STRATAD_TEST_POOL_TOKENS", 1 << 20),
-                        .kernels = kernels(),
+                        .products = kernels(),
                         .smallest_product_bytes = 0});
   }
   ~Setup() {

@@ -4,7 +4,7 @@
 // Of a block's 16 bytes the lower halves are its first 16 weights, the upper halves the last 16.
 #pragma once
 
-#include "kernels/avx512/activations.hpp"
+#include "kernels/avx512/scaled_blocks.hpp"
 
 namespace stratad {
 namespace {
@@ -20,25 +20,6 @@ alignas(16) constexpr int8_t kNonLinear[16] = {-127, -104, -83, -65, -49, -35, -
 // Twice the values of the 4-bit floats.
 alignas(16) constexpr int8_t kTwiceE2M1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
-// Values of 256 columns in the order in which the weights come: of every four blocks the first halves, then
-// the last halves; in 128-bit lane L those of block L. And for each sum of eight, -128 times it: where an
-// accumulator starts, to take back the 128 by which code books are raised.
-struct CodeBookValues {
-  int8_t values[256];
-  int32_t offsets[32];
-};
-
-STRATAD_INLINE void arrange_by_halves(const int8_t* values, CodeBookValues& record) {
-  for (int block = 0; block < 8; ++block) {
-    int8_t* first = record.values + block / 4 * 128 + block % 4 * 16;
-    std::memcpy(first, values + 32 * block, 16);
-    std::memcpy(first + 64, values + 32 * block + 16, 16);
-    for (int lane = 0; lane < 4; ++lane)
-      record.offsets[4 * block + lane] =
-          -128 * (sum_of(first + 4 * lane, 4) + sum_of(first + 64 + 4 * lane, 4));
-  }
-}
-
 // Weights of four blocks, plus 128: their first halves, their last halves.
 struct CodedWeights {
   __m512i first, last;
@@ -50,86 +31,37 @@ STRATAD_INLINE CodedWeights look_up(__m512i indices, __m512i code_book) {
           _mm512_shuffle_epi8(code_book, _mm512_and_si512(_mm512_srli_epi16(indices, 4), low_bits))};
 }
 
-// Products of four blocks with their columns, `quad` 0 or 1: in lane L sums of eight of block L.
-STRATAD_INLINE __m512i multiply_quad(const CodedWeights& weights, const CodeBookValues& activations,
-                                     int quad) {
-  const int8_t* values = activations.values + 128 * quad;
-  const __m512i first =
-      _mm512_dpbusd_epi32(load_512(activations.offsets + 16 * quad), weights.first, load_512(values));
-  return _mm512_dpbusd_epi32(first, weights.last, load_512(values + 64));
+// Eight blocks of 16 bytes with indices, in lanes of 128 bits, to weights in the order of BlockValues.
+STRATAD_INLINE void look_up_blocks(__m512i lower_blocks, __m512i upper_blocks, __m512i code_book,
+                                   __m512i* weights) {
+  __m512i indices[2];
+  join_blocks(lower_blocks, upper_blocks, indices);
+  for (int part = 0; part < 2; ++part) {
+    const CodedWeights coded = look_up(indices[part], code_book);
+    weights[part] = coded.first;
+    weights[2 + part] = coded.last;
+  }
 }
 
-// Blocks of 32. `Layout` gives kWeightType, kScaleBytes, kCodeBook and load_scales.
-template <class Layout>
-struct CodeBookType {
-  static constexpr ggml_type kWeightType = Layout::kWeightType;
-  static constexpr int kRows = 4, kUnitColumns = 32, kBlockBytes = Layout::kScaleBytes + 16;
-  static constexpr int kStepColumns = 8 * kUnitColumns, kStepBytes = 8 * kBlockBytes;
-
-  struct alignas(64) Activations : CodeBookValues {
-    float scales[8];
-    int32_t block_offsets[8];  // each the sum of a block's offsets, for panels
-  };
-
-  static void arrange(const int8_t* values, const float* scales, Activations& record) {
-    arrange_by_halves(values, record);
-    std::memcpy(record.scales, scales, sizeof record.scales);
-    for (int block = 0; block < 8; ++block)
-      record.block_offsets[block] = -128 * sum_of(values + 32 * block, 32);
-  }
-
-  STRATAD_INLINE __m256 load_scales(const char* blocks) { return Layout::load_scales(blocks); }
+// Blocks of 32. `Book` gives kWeightType, kScaleBytes, kCodeBook and load_scales.
+template <class Book>
+struct CodeBookLayout : Book {
+  static constexpr int kRows = 4, kBlockBytes = Book::kScaleBytes + 16, kRaised = 128;
 
   STRATAD_INLINE void unpack(const char* step, __m512i* weights) {
-    for (int quad = 0; quad < 2; ++quad) {
-      const CodedWeights coded =
-          look_up(load_quad(step + 4 * quad * kBlockBytes), load_code_book(Layout::kCodeBook));
-      weights[2 * quad] = coded.first;
-      weights[2 * quad + 1] = coded.last;
-    }
+    look_up_blocks(load_quad(step), load_quad(step + 4 * kBlockBytes), load_code_book(Book::kCodeBook),
+                   weights);
   }
 
   // The indices of four blocks, one block in each lane.
   STRATAD_INLINE __m512i load_quad(const char* blocks) {
-    const char* indices = blocks + Layout::kScaleBytes;
+    const char* indices = blocks + Book::kScaleBytes;
     return join_128(indices, indices + kBlockBytes, indices + 2 * kBlockBytes, indices + 3 * kBlockBytes);
   }
-
-  template <int kRowCount, int kTokens>
-  struct Sums : RowSums<kRowCount, kTokens> {
-    using RowSums<kRowCount, kTokens>::products;
-
-    [[gnu::always_inline]] void add(const char* const* rows, int64_t offset, const Activations* const* tokens,
-                                    int64_t step) {
-      const __m512i code_book = load_code_book(Layout::kCodeBook);
-      const __m512i lower_lanes = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
-      const __m512i upper_lanes = _mm512_add_epi32(lower_lanes, _mm512_set1_epi32(4));
-      CodedWeights weights[kRowCount][2];
-      __m256 row_scales[kRowCount];
-      for (int row = 0; row < kRowCount; ++row) {
-        const char* bytes = rows[row] + offset;
-        row_scales[row] = Layout::load_scales(bytes);
-        for (int quad = 0; quad < 2; ++quad)
-          weights[row][quad] = look_up(load_quad(bytes + 4 * quad * kBlockBytes), code_book);
-      }
-      // All rows use a token's values while they are in registers: with four tokens it is their loads that
-      // bound this on Zen 4.
-      for (int token = 0; token < kTokens; ++token) {
-        const Activations& activations = tokens[token][step];
-        const __m256 token_scales = _mm256_load_ps(activations.scales);
-        for (int row = 0; row < kRowCount; ++row) {
-          const __m512 scales = _mm512_castps256_ps512(_mm256_mul_ps(row_scales[row], token_scales));
-          __m512& product = products[token][row];
-          for (int quad = 0; quad < 2; ++quad) {
-            const __m512i sum = multiply_quad(weights[row][quad], activations, quad);
-            const __m512i lanes = quad == 0 ? lower_lanes : upper_lanes;
-            product = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_permutexvar_ps(lanes, scales), product);
-          }
-        }
-      }
-    }
-  };
 };
+
+template <class Book>
+using CodeBookType = ScaledBlockType<CodeBookLayout<Book>>;
 
 // Scales of eight blocks are taken out of two loads of 64 bytes, which begin at the first and the fifth
 // block.
@@ -146,17 +78,17 @@ struct HalfScales {
   }
 };
 
-struct Q40Layout : HalfScales {
+struct Q40Book : HalfScales {
   static constexpr ggml_type kWeightType = GGML_TYPE_Q4_0;
   static constexpr const int8_t* kCodeBook = kOffsetBy8;
 };
 
-struct IQ4NLLayout : HalfScales {
+struct IQ4NLBook : HalfScales {
   static constexpr ggml_type kWeightType = GGML_TYPE_IQ4_NL;
   static constexpr const int8_t* kCodeBook = kNonLinear;
 };
 
-struct MXFP4Layout {
+struct MXFP4Book {
   static constexpr ggml_type kWeightType = GGML_TYPE_MXFP4;
   static constexpr const int8_t* kCodeBook = kTwiceE2M1;
   static constexpr int kScaleBytes = 1;
@@ -185,16 +117,13 @@ struct IQ4XSType {
   // A 16-bit float; the upper 2 bits of eight scales; their lower 4 bits, two a byte; the indices.
   static constexpr int kUpperScaleBits = 2, kLowerScaleBits = 4, kIndices = 8;
 
-  struct alignas(64) Activations : CodeBookValues {
+  struct alignas(64) Activations : BlockValues {
     float scale;
-    int32_t block_offsets[8];  // each the sum of a block's offsets, for panels
   };
 
   static void arrange(const int8_t* values, float scale, Activations& record) {
-    arrange_by_halves(values, record);
+    arrange_blocks(values, 128, record);
     record.scale = scale;
-    for (int block = 0; block < 8; ++block)
-      record.block_offsets[block] = -128 * sum_of(values + 32 * block, 32);
   }
 
   // Scales of the eight blocks, -32 to 31.
@@ -212,40 +141,42 @@ struct IQ4XSType {
     return _mm256_sub_epi32(scales, _mm256_set1_epi32(32));
   }
 
+  template <int kRowCount>
+  struct Step {
+    __m512i weights[kRowCount][4], block_scales[kRowCount];
+    __m128 scales;
+
+    [[gnu::always_inline]] void unpack(const char* const* rows, int64_t offset) {
+      scales = load_halves_of_rows<kRowCount>(rows, offset);
+      for (int row = 0; row < kRowCount; ++row) {
+        const char* bytes = rows[row] + offset;
+        look_up_blocks(load_512(bytes + kIndices), load_512(bytes + kIndices + 64),
+                       load_code_book(kNonLinear), weights[row]);
+        block_scales[row] =
+            _mm512_permutexvar_epi32(block_elements(), _mm512_castsi256_si512(load_block_scales(bytes)));
+      }
+    }
+  };
+
   template <int kRowCount, int kTokens>
   struct Sums : RowSums<kRowCount, kTokens> {
     using RowSums<kRowCount, kTokens>::products;
 
-    [[gnu::always_inline]] void add(const char* const* rows, int64_t offset, const Activations* const* tokens,
-                                    int64_t step) {
-      const __m512i code_book = load_code_book(kNonLinear);
-      const __m512i lower_lanes = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
-      const __m512i upper_lanes = _mm512_add_epi32(lower_lanes, _mm512_set1_epi32(4));
+    [[gnu::always_inline]] void add(const Step<kRowCount>& step, const Activations& activations, int token) {
+      const SpreadByLoads scales(_mm_mul_ps(step.scales, _mm_set1_ps(activations.scale)));
       for (int row = 0; row < kRowCount; ++row) {
-        const char* bytes = rows[row] + offset;
-        const __m512i scales = _mm512_castsi256_si512(load_block_scales(bytes));
-        const __m512i lower_scales = _mm512_permutexvar_epi32(lower_lanes, scales);
-        const __m512i upper_scales = _mm512_permutexvar_epi32(upper_lanes, scales);
-        const CodedWeights lower = look_up(load_512(bytes + kIndices), code_book);
-        const CodedWeights upper = look_up(load_512(bytes + kIndices + 64), code_book);
-        const float scale = load_half(bytes);
-        for (int token = 0; token < kTokens; ++token) {
-          const Activations& activations = tokens[token][step];
-          // Eight products are at most 8 * 127 * 127, times a scale of at most 32: far from 32 bits.
-          const __m512i sum =
-              _mm512_add_epi32(_mm512_mullo_epi32(multiply_quad(lower, activations, 0), lower_scales),
-                               _mm512_mullo_epi32(multiply_quad(upper, activations, 1), upper_scales));
-          products[token][row] = _mm512_fmadd_ps(
-              _mm512_cvtepi32_ps(sum), _mm512_set1_ps(scale * activations.scale), products[token][row]);
-        }
+        // Sixteen products are at most 16 * 127 * 127, times a scale of at most 32: far from 32 bits.
+        const __m512i sum =
+            _mm512_mullo_epi32(multiply_blocks(step.weights[row], activations), step.block_scales[row]);
+        products[token][row] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scales[row], products[token][row]);
       }
     }
   };
 };
 
-using Q40Format = SteppedFormat<CodeBookType<Q40Layout>>;
-using IQ4NLFormat = SteppedFormat<CodeBookType<IQ4NLLayout>>;
-using MXFP4Format = SteppedFormat<CodeBookType<MXFP4Layout>>;
+using Q40Format = SteppedFormat<CodeBookType<Q40Book>>;
+using IQ4NLFormat = SteppedFormat<CodeBookType<IQ4NLBook>>;
+using MXFP4Format = SteppedFormat<CodeBookType<MXFP4Book>>;
 using IQ4XSFormat = SteppedFormat<IQ4XSType>;
 
 }  // namespace

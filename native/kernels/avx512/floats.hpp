@@ -33,21 +33,25 @@ struct FloatType : Layout {
   static constexpr int kRows = 2, kStepColumns = 32, kUnitColumns = 32, kStepBytes = 64;
   using Activations = FloatActivations;
 
+  template <int kRowCount>
+  struct Step {
+    __m512 weights[kRowCount][2];
+
+    [[gnu::always_inline]] void unpack(const char* const* rows, int64_t offset) {
+      for (int row = 0; row < kRowCount; ++row) Layout::widen(rows[row] + offset, weights[row]);
+    }
+  };
+
   template <int kRowCount, int kTokens>
   struct Sums : RowSums<kRowCount, kTokens> {
     using RowSums<kRowCount, kTokens>::products;
 
-    [[gnu::always_inline]] void add(const char* const* rows, int64_t offset, const Activations* const* tokens,
-                                    int64_t step) {
-      __m512 weights[kRowCount][2];
-      for (int row = 0; row < kRowCount; ++row) Layout::widen(rows[row] + offset, weights[row]);
-      for (int token = 0; token < kTokens; ++token) {
-        const __m512 first = _mm512_load_ps(tokens[token][step].values);
-        const __m512 second = _mm512_load_ps(tokens[token][step].values + 16);
-        for (int row = 0; row < kRowCount; ++row) {
-          products[token][row] = _mm512_fmadd_ps(weights[row][0], first, products[token][row]);
-          products[token][row] = _mm512_fmadd_ps(weights[row][1], second, products[token][row]);
-        }
+    [[gnu::always_inline]] void add(const Step<kRowCount>& step, const Activations& activations, int token) {
+      const __m512 first = _mm512_load_ps(activations.values);
+      const __m512 second = _mm512_load_ps(activations.values + 16);
+      for (int row = 0; row < kRowCount; ++row) {
+        products[token][row] = _mm512_fmadd_ps(step.weights[row][0], first, products[token][row]);
+        products[token][row] = _mm512_fmadd_ps(step.weights[row][1], second, products[token][row]);
       }
     }
   };

@@ -12,29 +12,45 @@ namespace {
 
 // One step of a token for both types.
 struct alignas(64) KQuantActivations {
-  // In the order in which the weights come: the first halves of the blocks 0 2 4 6, their last halves, the
-  // same of the blocks 1 3 5 7.
+  // Four vectors, each with eight of the 32 values of every block: lane L of 128 bits has those of the blocks
+  // 2 L and 2 L + 1. So one accumulator takes all four, and each of its elements is of one block.
   int8_t values[256];
-  int16_t block_sums[8];  // in their natural order, for the minima
+  // -16 times the sums of the values that meet in an element of the accumulator: what it starts with where
+  // weights have five bits. Taken back through the block sums.
+  int32_t offsets[16];
+  int16_t block_sums[16];  // 0-3 twice, 4-7 twice
   float scale;
 };
 
+// Where the four values 4 `part` to 4 `part` + 3 of a block are.
+constexpr int k_quant_value_offset(int block, int part) {
+  return part / 2 * 64 + block / 2 * 16 + block % 2 * 8 + part % 2 * 4;
+}
+
+// Where a block's sum is, for the first time.
+constexpr int block_sum_index(int block) {
+  return block / 4 * 8 + block % 4;
+}
+
 STRATAD_INLINE void arrange_k_quant(const int8_t* values, float scale, KQuantActivations& record) {
   record.scale = scale;
+  std::memset(record.offsets, 0, sizeof record.offsets);
   for (int block = 0; block < 8; ++block) {
-    int8_t* first = record.values + block % 2 * 128 + block / 2 * 16;
-    std::memcpy(first, values + 32 * block, 16);
-    std::memcpy(first + 64, values + 32 * block + 16, 16);
-    record.block_sums[block] = static_cast<int16_t>(sum_of(values + 32 * block, 32));
+    const auto sum = static_cast<int16_t>(sum_of(values + 32 * block, 32));
+    record.block_sums[block_sum_index(block)] = record.block_sums[block_sum_index(block) + 4] = sum;
+    for (int part = 0; part < 8; ++part) {
+      const int8_t* four = values + 32 * block + 4 * part;
+      const int offset = k_quant_value_offset(block, part);
+      std::memcpy(record.values + offset, four, 4);
+      record.offsets[offset % 64 / 4] -= 16 * sum_of(four, 4);
+    }
   }
 }
 
-// The 16-byte headers of up to four rows, one in each lane: they are unpacked together. Lanes without a row
-// repeat the first one's.
-template <int kRowCount>
-STRATAD_INLINE __m512i load_headers(const char* const* rows, int64_t offset) {
-  const auto header = [=](int row) { return rows[row < kRowCount ? row : 0] + offset; };
-  return join_128(header(0), header(1), header(2), header(3));
+STRATAD_INLINE __m256i both_lanes(uint32_t first, uint32_t second, uint32_t third, uint32_t fourth) {
+  const int words[4] = {static_cast<int>(first), static_cast<int>(second), static_cast<int>(third),
+                        static_cast<int>(fourth)};
+  return _mm256_setr_epi32(words[0], words[1], words[2], words[3], words[0], words[1], words[2], words[3]);
 }
 
 // Of each lane's header: bytes 0-3 and 8-11 are the scales 0-3 and 4-7, the others the minima likewise.
@@ -42,25 +58,14 @@ STRATAD_INLINE __m512i load_headers(const char* const* rows, int64_t offset) {
 // Of the header's four words the second has the scales 0-3 in the lower 6 bits of its bytes and the upper 2
 // bits of the scales 4-7 above them, the third the same of the minima; the fourth has the lower 4 bits of
 // scales (low) and minima (high) 4-7.
-STRATAD_INLINE __m512i unpack_scales(__m512i headers) {
-  const __m512i low_shifts = _mm512_set4_epi32(2, 2, 0, 0), high_shifts = _mm512_set4_epi32(4, 0, 0, 0);
-  const __m512i low_bits = _mm512_set4_epi32(0x30303030, 0x30303030, 0x3f3f3f3f, 0x3f3f3f3f);
-  const __m512i high_bits = _mm512_set4_epi32(0x0f0f0f0f, 0x0f0f0f0f, 0, 0);
-  const __m512i low = _mm512_srlv_epi32(_mm512_shuffle_epi32(headers, _MM_PERM_CBCB), low_shifts);
-  const __m512i high = _mm512_srlv_epi32(_mm512_shuffle_epi32(headers, _MM_PERM_DDDD), high_shifts);
+STRATAD_INLINE __m256i unpack_scales(__m256i headers) {
+  const __m256i low_shifts = both_lanes(0, 0, 2, 2), high_shifts = both_lanes(0, 0, 0, 4);
+  const __m256i low_bits = both_lanes(0x3f3f3f3f, 0x3f3f3f3f, 0x30303030, 0x30303030);
+  const __m256i high_bits = both_lanes(0, 0, 0x0f0f0f0f, 0x0f0f0f0f);
+  const __m256i low = _mm256_srlv_epi32(_mm256_shuffle_epi32(headers, 0x99), low_shifts);
+  const __m256i high = _mm256_srlv_epi32(_mm256_shuffle_epi32(headers, 0xff), high_shifts);
   constexpr int kFirstAndSecondOrThird = 0xea;
-  return _mm512_ternarylogic_epi32(high, high_bits, _mm512_and_si512(low, low_bits), kFirstAndSecondOrThird);
-}
-
-// Shuffles one row's scales (in every lane) to 16-bit elements as _mm512_packs_epi32 leaves the products:
-// four of block 2 L, four of block 2 L + 1 in lane L.
-STRATAD_INLINE __m512i spread_scales(__m512i scales) {
-  constexpr int kZeroUpper = static_cast<int>(0x80008000u);
-  const auto element = [](int byte) { return kZeroUpper | twice(byte); };
-  return _mm512_shuffle_epi8(
-      scales, _mm512_setr_epi32(element(0), element(0), element(1), element(1), element(2), element(2),
-                                element(3), element(3), element(8), element(8), element(9), element(9),
-                                element(10), element(10), element(11), element(11)));
+  return _mm256_ternarylogic_epi32(high, high_bits, _mm256_and_si256(low, low_bits), kFirstAndSecondOrThird);
 }
 
 // 128 bytes of 4 bits each: those of the first halves of all blocks (even ones in the lower 4 bits, odd ones
@@ -74,13 +79,8 @@ STRATAD_INLINE FourBits load_four_bits(const char* bytes) {
   return {_mm512_shuffle_i64x2(lower, upper, 0x88), _mm512_shuffle_i64x2(lower, upper, 0xdd)};
 }
 
-// In each 32-bit element the products of four unsigned weights of each vector with values.
-STRATAD_INLINE __m512i sum_of_eight(__m512i first, __m512i last, const int8_t* values) {
-  const __m512i sum = _mm512_dpbusd_epi32(_mm512_setzero_si512(), first, load_512(values));
-  return _mm512_dpbusd_epi32(sum, last, load_512(values + 64));
-}
-
-// 256 weights of one row, in the order of KQuantActivations::values.
+// 256 weights of one row: the first halves of the blocks 0 2 4 6, their last halves, the same of the blocks
+// 1 3 5 7.
 struct Q4KLayout {
   static constexpr ggml_type kWeightType = GGML_TYPE_Q4_K;
   static constexpr int kBytes = 144;
@@ -125,84 +125,126 @@ struct Q5KLayout {
   }
 };
 
+// What the headers of two rows say. Lanes of 128 bits begin with two elements of the first row, then come two
+// of the second, as in the sums.
+struct KQuantHeaders {
+  __m512i block_scales;    // 16 bits each: of lane L those of the blocks 2 L and 2 L + 1, twice
+  __m256i scales, minima;  // 16 bits each: 0-3 of both rows, 4-7 of both rows
+  __m256 factors;          // scales of the scales, of the minima
+
+  [[gnu::always_inline]] KQuantHeaders() = default;
+
+  [[gnu::always_inline]] KQuantHeaders(const char* first_row, const char* second_row) {
+    const __m128i first = load_128(first_row), second = load_128(second_row);
+    const __m256 both = _mm256_castps128_ps256(_mm_cvtph_ps(_mm_unpacklo_epi32(first, second)));
+    factors = _mm256_permutevar8x32_ps(both, _mm256_setr_epi32(0, 0, 2, 2, 1, 1, 3, 3));
+    // By fours: scales 0-3 and 4-7 of the first row, of the second, the minima likewise.
+    const __m256i bytes = _mm256_permutevar8x32_epi32(unpack_scales(_mm256_set_m128i(second, first)),
+                                                      _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7));
+    scales = _mm256_cvtepu8_epi16(_mm_shuffle_epi32(_mm256_castsi256_si128(bytes), kRowByRow));
+    minima = _mm256_cvtepu8_epi16(_mm_shuffle_epi32(_mm256_extracti128_si256(bytes, 1), kRowByRow));
+    // Spread by a load from here, see SpreadByLoads.
+    alignas(32) uint8_t memory[32];
+    _mm256_store_si256(reinterpret_cast<__m256i*>(memory), bytes);
+    __asm__("" : "+m"(memory));
+    constexpr int kZeroUpper = static_cast<int>(0x80008000u);
+    const auto two = [](int byte) { return kZeroUpper | twice(byte); };
+    block_scales = _mm512_shuffle_epi8(
+        repeat_128(memory),
+        _mm512_setr_epi32(two(0), two(1), two(8), two(9), two(2), two(3), two(10), two(11), two(4), two(5),
+                          two(12), two(13), two(6), two(7), two(14), two(15)));
+  }
+
+ private:
+  static constexpr int kRowByRow = 0xd8;
+};
+
 template <class Layout>
 struct KQuantType : Layout {
   static constexpr ggml_type kWeightType = Layout::kWeightType;
-  static constexpr int kRows = 4, kStepColumns = 256, kUnitColumns = 256, kStepBytes = Layout::kBytes;
+  static constexpr int kRows = 2, kStepColumns = 256, kUnitColumns = 256, kStepBytes = Layout::kBytes;
   using Activations = KQuantActivations;
 
   static void arrange(const int8_t* values, float scale, Activations& record) {
     arrange_k_quant(values, scale, record);
   }
 
-  template <int kRowCount, int kTokens>
-  struct Sums {
-    __m512 products[kTokens][kRowCount];
-    __m512 minima[kTokens];  // lane r of 128 bits: row r
+  // One or two rows; a single one is taken for both.
+  template <int kRowCount>
+  struct Step {
+    KQuantHeaders headers;
+    __m512i weights[2][4];
 
-    [[gnu::always_inline]] Sums() {
-      for (int token = 0; token < kTokens; ++token) {
-        minima[token] = _mm512_setzero_ps();
-        for (int row = 0; row < kRowCount; ++row) products[token][row] = _mm512_setzero_ps();
-      }
-    }
-
-    [[gnu::always_inline]] void add(const char* const* rows, int64_t offset, const Activations* const* tokens,
-                                    int64_t step) {
-      const __m512i headers = load_headers<kRowCount>(rows, offset);
-      const __m512i unpacked = unpack_scales(headers);
-      // To 16 bits, for the product with the block sums.
-      const __m512i minimum_scales = _mm512_shuffle_epi8(
-          unpacked, _mm512_set4_epi32(static_cast<int>(0x800f800e), static_cast<int>(0x800d800c),
-                                      static_cast<int>(0x80078006), static_cast<int>(0x80058004)));
-      // Scale, minimum of row 0, scale, minimum of row 1, ...
-      const __m512i first_words = _mm512_set4_epi32(12, 8, 4, 0);
-      const __m256 row_scales =
-          _mm256_cvtph_ps(_mm512_castsi512_si128(_mm512_permutexvar_epi32(first_words, headers)));
-      // Single values are spread to whole vectors by loads from here: the load ports have room, the one port
-      // that shuffles has none.
-      alignas(64) uint8_t scales[64];
-      alignas(64) float token_scales[kTokens][8];
-      _mm512_store_si512(scales, unpacked);
-      for (int token = 0; token < kTokens; ++token) {
-        const Activations& activations = tokens[token][step];
-        const __m256 both = _mm256_mul_ps(row_scales, _mm256_set1_ps(activations.scale));
-        _mm256_store_ps(token_scales[token], both);
-        const __m512i minimum = _mm512_madd_epi16(minimum_scales, repeat_128(activations.block_sums));
-        const __m512i odd = _mm512_setr_epi32(1, 1, 1, 1, 3, 3, 3, 3, 5, 5, 5, 5, 7, 7, 7, 7);
-        minima[token] =
-            _mm512_fmadd_ps(_mm512_cvtepi32_ps(minimum),
-                            _mm512_permutexvar_ps(odd, _mm512_castps256_ps512(both)), minima[token]);
-      }
-      // Or gcc would see through the stores and shuffle after all.
-      __asm__("" : "+m"(scales), "+m"(token_scales));
+    [[gnu::always_inline]] void unpack(const char* const* rows, int64_t offset) {
+      headers = KQuantHeaders(rows[0] + offset, rows[kRowCount - 1] + offset);
       for (int row = 0; row < kRowCount; ++row) {
-        __m512i weights[4];
-        Layout::unpack(rows[row] + offset, weights);
-        const __m512i block_scales = spread_scales(repeat_128(scales + 16 * row));
-        for (int token = 0; token < kTokens; ++token) {
-          const int8_t* values = tokens[token][step].values;
-          // A sum of eight products is at most 31 * 127 * 8 = 31496 in magnitude and fits 16 bits: two
-          // vectors become one, and one multiplication scales both.
-          const __m512i even = sum_of_eight(weights[0], weights[1], values);
-          const __m512i odd = sum_of_eight(weights[2], weights[3], values + 128);
-          const __m512i sum = _mm512_madd_epi16(_mm512_packs_epi32(even, odd), block_scales);
-          products[token][row] = _mm512_fmadd_ps(
-              _mm512_cvtepi32_ps(sum), _mm512_set1_ps(token_scales[token][2 * row]), products[token][row]);
+        __m512i halves[4];
+        Layout::unpack(rows[row] + offset, halves);
+        for (int half = 0; half < 2; ++half) {
+          weights[row][2 * half] = _mm512_unpacklo_epi64(halves[half], halves[half + 2]);
+          weights[row][2 * half + 1] = _mm512_unpackhi_epi64(halves[half], halves[half + 2]);
         }
       }
     }
+  };
+
+  template <int kRowCount, int kTokens>
+  struct Sums {
+    static constexpr int kTokenCount = kTokens;
+    __m512 products[kTokens];  // of each lane two elements are the first row's, two the second's
+    __m256 minima[kTokens];    // likewise
+
+    [[gnu::always_inline]] Sums() {
+      for (int token = 0; token < kTokens; ++token) {
+        products[token] = _mm512_setzero_ps();
+        minima[token] = _mm256_setzero_ps();
+      }
+    }
+
+    [[gnu::always_inline]] void add(const Step<kRowCount>& step, const Activations& activations, int token) {
+      const KQuantHeaders& headers = step.headers;
+      const SpreadByLoads factors(_mm256_mul_ps(headers.factors, _mm256_set1_ps(activations.scale)));
+      const __m256i block_sums = _mm256_load_si256(reinterpret_cast<const __m256i*>(activations.block_sums));
+      minima[token] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(_mm256_madd_epi16(headers.minima, block_sums)),
+                                      _mm512_castps512_ps256(factors.four(4)), minima[token]);
+      const __m512i first = multiply_row(step.weights[0], activations);
+      const __m512i second = kRowCount == 1 ? first : multiply_row(step.weights[1], activations);
+      // A sum of sixteen products is at most 16 * 127 * 16 = 32512 in magnitude and fits 16 bits: two rows
+      // become one vector.
+      __m512i sum = _mm512_madd_epi16(_mm512_packs_epi32(first, second), headers.block_scales);
+      if constexpr (Layout::kHasFifthBits)
+        sum = _mm512_dpwssd_epi32(sum, _mm512_zextsi256_si512(_mm256_slli_epi16(headers.scales, 4)),
+                                  _mm512_zextsi256_si512(block_sums));
+      products[token] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), factors.four(0), products[token]);
+    }
 
     [[gnu::always_inline]] void finish(float* sums) const {
-      for (int token = 0; token < kTokens; ++token) {
-        __m512 minimum = minima[token];
-        minimum = _mm512_add_ps(minimum, _mm512_permute_ps(minimum, 0xb1));
-        minimum = _mm512_add_ps(minimum, _mm512_permute_ps(minimum, 0x4e));
-        const __m128 by_row =
-            _mm512_castps512_ps128(_mm512_permutexvar_ps(_mm512_set4_epi32(12, 8, 4, 0), minimum));
-        store_rows<kRowCount>(_mm_sub_ps(row_sums<kRowCount>(products[token]), by_row),
-                              sums + token * kRowCount);
-      }
+      const __m512 all = sums_by_row();
+      if constexpr (kRowCount == 2) return store_first<2 * kTokens>(all, sums);
+      const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
+      store_first<kTokens>(_mm512_permutexvar_ps(even, all), sums);
+    }
+
+   private:
+    [[gnu::always_inline]] static __m512i multiply_row(const __m512i* weights,
+                                                       const Activations& activations) {
+      __m512i sum = Layout::kHasFifthBits ? load_512(activations.offsets) : _mm512_setzero_si512();
+      for (int part = 0; part < 4; ++part)
+        sum = _mm512_dpbusd_epi32(sum, weights[part], load_512(activations.values + 64 * part));
+      return sum;
+    }
+
+    // Both rows of a token, then those of the next one.
+    [[gnu::always_inline]] __m512 sums_by_row() const {
+      const auto whole = [this](int token) {
+        token = token < kTokens ? token : kTokens - 1;
+        return _mm512_sub_ps(products[token], _mm512_zextps256_ps512(minima[token]));
+      };
+      const auto two_tokens = [whole](int token) {
+        const __m512 first = whole(token), second = whole(token + 1);
+        return _mm512_add_ps(_mm512_shuffle_ps(first, second, 0x88), _mm512_shuffle_ps(first, second, 0xdd));
+      };
+      return sums_across_lanes(two_tokens(0), kTokens > 2 ? two_tokens(2) : two_tokens(0));
     }
   };
 };

@@ -97,6 +97,7 @@ struct ScaledBlockPanel : Type {
   using Step = PanelStep<8>;
   using Activations = typename Type::Activations;
 
+  static constexpr int value_offset(int block, int part) { return block_value_offset(block, part); }
   STRATAD_INLINE __m512i start(const Activations& activations, int block) {
     return _mm512_set1_epi32(activations.block_offsets[block]);
   }
@@ -109,8 +110,6 @@ struct ScaledBlockPanel : Type {
 };
 
 struct Q80Panel : ScaledBlockPanel<Q80Type> {
-  static constexpr int value_offset(int block, int part) { return 32 * block + 4 * part; }
-
   STRATAD_INLINE void rearrange(PanelRows rows, Step& step) {
     const __m512i sign_bits = _mm512_set1_epi8(static_cast<char>(0x80));
     for (int block = 0; block < 8; ++block) {
@@ -139,17 +138,10 @@ STRATAD_INLINE void rearrange_indices(PanelRows rows, int64_t offset, int64_t bl
   }
 }
 
-// See arrange_by_halves.
-constexpr int code_book_value_offset(int block, int part) {
-  return block / 4 * 128 + part / 4 * 64 + block % 4 * 16 + part % 4 * 4;
-}
-
-template <class Layout>
-struct CodeBookPanel : ScaledBlockPanel<CodeBookType<Layout>> {
-  using Type = CodeBookType<Layout>;
+template <class Book>
+struct CodeBookPanel : ScaledBlockPanel<CodeBookType<Book>> {
+  using Type = CodeBookType<Book>;
   using Step = PanelStep<8>;
-
-  static constexpr int value_offset(int block, int part) { return code_book_value_offset(block, part); }
 
   STRATAD_INLINE void rearrange(PanelRows rows, Step& step) {
     alignas(64) float scales[8][kPanelRows];
@@ -158,7 +150,7 @@ struct CodeBookPanel : ScaledBlockPanel<CodeBookType<Layout>> {
       _mm256_store_ps(row_scales, Type::load_scales(rows.first + row * rows.stride));
       for (int block = 0; block < 8; ++block) scales[block][row] = row_scales[block];
     }
-    rearrange_indices(rows, Layout::kScaleBytes, Type::kBlockBytes, load_code_book(Layout::kCodeBook),
+    rearrange_indices(rows, Book::kScaleBytes, Type::kBlockBytes, load_code_book(Book::kCodeBook),
                       step.weights);
     for (int block = 0; block < 8; ++block) step.scales[block] = _mm512_load_ps(scales[block]);
   }
@@ -181,7 +173,7 @@ struct IQ4XSPanel : ScaledStepPanel<IQ4XSType> {
   static constexpr int kBlockColumns = 32;
   using Step = PanelStep<8>;
 
-  static constexpr int value_offset(int block, int part) { return code_book_value_offset(block, part); }
+  static constexpr int value_offset(int block, int part) { return block_value_offset(block, part); }
   STRATAD_INLINE __m512i start(const Activations& activations, int block) {
     return _mm512_set1_epi32(activations.block_offsets[block]);
   }
@@ -205,7 +197,6 @@ struct Q6KPanel : ScaledStepPanel<Q6KType> {
   static constexpr int kBlockColumns = 16;
   using Step = PanelStep<16>;
 
-  static constexpr int value_offset(int block, int part) { return 16 * block + 4 * part; }
   STRATAD_INLINE __m512i start(const Activations& activations, int block) {
     return _mm512_set1_epi32(activations.block_offsets[block]);
   }
@@ -254,18 +245,15 @@ struct KQuantPanel : ScaledStepPanel<KQuantType<Layout>> {
     __m512 minimum_scale;
   };
 
-  // See arrange_k_quant.
-  static constexpr int value_offset(int block, int part) {
-    return block % 2 * 128 + part / 4 * 64 + block / 2 * 16 + part % 4 * 4;
-  }
+  static constexpr int value_offset(int block, int part) { return k_quant_value_offset(block, part); }
   STRATAD_INLINE __m512i start(const KQuantActivations&, int) { return _mm512_setzero_si512(); }
 
   STRATAD_INLINE __m512 finish(__m512 total, const Step& step, const KQuantActivations& activations,
                                __m512 sum) {
     __m512i minimum = _mm512_setzero_si512();
     for (int pair = 0; pair < 4; ++pair)
-      minimum =
-          _mm512_dpwssd_epi32(minimum, step.minima[pair], broadcast_32(activations.block_sums + 2 * pair));
+      minimum = _mm512_dpwssd_epi32(minimum, step.minima[pair],
+                                    broadcast_32(activations.block_sums + block_sum_index(2 * pair)));
     const __m512 product = _mm512_fnmadd_ps(_mm512_cvtepi32_ps(minimum), step.minimum_scale, total);
     return _mm512_fmadd_ps(product, _mm512_set1_ps(activations.scale), sum);
   }

@@ -10,41 +10,46 @@ namespace stratad {
 namespace {
 
 using Quantise = void(const float*, int64_t, void*) noexcept;
-using MultiplyPanels = void(const char*, int64_t, size_t, int64_t, const void* const*, int,
-                            float* const*) noexcept;
 
 template <class Format>
-constexpr RowKernel kernel(Quantise* quantise, MultiplyPanels* panels = nullptr) {
+constexpr RowKernel kernel(Quantise* quantise, MultiplyMany* panels = nullptr,
+                           MultiplyMany* tiles = nullptr) {
   return {Format::kWeightType,
           InstructionSet::kAvx512Vnni,
           Format::kUnitColumns,
           activation_bytes<Format>,
           quantise,
           multiply<Format>,
-          panels};
+          panels,
+          tiles};
 }
 
-template <class Layout>
+template <class Format, class Panel>
+constexpr RowKernel panel_kernel(Quantise* quantise) {
+  return kernel<Format>(quantise, multiply_panels<Panel>, multiply_by_tiles<Format::kWeightType>);
+}
+
+template <class Book>
 constexpr RowKernel code_book_kernel() {
-  using Format = SteppedFormat<CodeBookType<Layout>>;
-  return kernel<Format>(quantise_to_q8_0<Format>, multiply_panels<CodeBookPanel<Layout>>);
+  using Format = SteppedFormat<CodeBookType<Book>>;
+  return panel_kernel<Format, CodeBookPanel<Book>>(quantise_to_q8_0<Format>);
 }
 
 template <class Layout>
 constexpr RowKernel k_quant_kernel() {
   using Format = SteppedFormat<KQuantType<Layout>>;
-  return kernel<Format>(quantise_to_q8_k<Format>, multiply_panels<KQuantPanel<Layout>>);
+  return panel_kernel<Format, KQuantPanel<Layout>>(quantise_to_q8_k<Format>);
 }
 
 constexpr RowKernel kKernels[] = {
     k_quant_kernel<Q4KLayout>(),
     k_quant_kernel<Q5KLayout>(),
-    kernel<Q6KFormat>(quantise_to_q8_k<Q6KFormat>, multiply_panels<Q6KPanel>),
-    kernel<IQ4XSFormat>(quantise_to_q8_k<IQ4XSFormat>, multiply_panels<IQ4XSPanel>),
-    kernel<Q80Format>(quantise_to_q8_0<Q80Format>, multiply_panels<Q80Panel>),
-    code_book_kernel<Q40Layout>(),
-    code_book_kernel<IQ4NLLayout>(),
-    code_book_kernel<MXFP4Layout>(),
+    panel_kernel<Q6KFormat, Q6KPanel>(quantise_to_q8_k<Q6KFormat>),
+    panel_kernel<IQ4XSFormat, IQ4XSPanel>(quantise_to_q8_k<IQ4XSFormat>),
+    panel_kernel<Q80Format, Q80Panel>(quantise_to_q8_0<Q80Format>),
+    code_book_kernel<Q40Book>(),
+    code_book_kernel<IQ4NLBook>(),
+    code_book_kernel<MXFP4Book>(),
     kernel<BF16Format>(round_to_16_bits<BF16Format>),
     kernel<F16Format>(round_to_16_bits<F16Format>),
 };
