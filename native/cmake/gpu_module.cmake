@@ -49,16 +49,15 @@ elseif(STRATAD_GPU STREQUAL "vulkan")
   endif()
 endif()
 
-set(cublas_rpath "")
-if(STRATAD_CUBLAS)
-  set(cublas_rpath ":${STRATAD_CUBLAS}/lib")
-endif()
 add_subdirectory("${STRATAD_LLAMA_SOURCE}/ggml" ggml EXCLUDE_FROM_ALL)
 # The package's libraries have plain names, and the module asks for libggml-base.so by that name.
 set_property(TARGET ggml-base PROPERTY VERSION)
 set_property(TARGET ggml-base PROPERTY SOVERSION)
 set_property(TARGET ggml-${STRATAD_GPU} PROPERTY VERSION)
 set_property(TARGET ggml-${STRATAD_GPU} PROPERTY SOVERSION)
+# A toolkit's folder is often none where the system's loader looks: the module remembers where it was linked from.
+# CMake leaves out the folders that nvcc links from by itself.
 set_target_properties(ggml-${STRATAD_GPU} PROPERTIES
-  INSTALL_RPATH "$ORIGIN/..${cublas_rpath}" BUILD_WITH_INSTALL_RPATH ON LIBRARY_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/module")
+  INSTALL_RPATH "$ORIGIN/..;${CUDAToolkit_LIBRARY_DIR}" INSTALL_RPATH_USE_LINK_PATH ON BUILD_WITH_INSTALL_RPATH ON
+  LIBRARY_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/module")
 add_custom_target(gpu-module ALL DEPENDS ggml-${STRATAD_GPU})

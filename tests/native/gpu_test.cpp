@@ -140,6 +140,62 @@ void test_slot_table() {
   CHECK(restored.profile() == std::vector<float>({0, 0, 2, 5}));
 }
 
+// Three layers with four experts of 3072 bytes, in host memory; one expert of each was used.
+struct UsedLayers {
+  UsedLayers() : context(ggml_init({size_t{1} << 17, nullptr, false})) {
+    for (int layer = 0; layer < kLayers; ++layer) {
+      ExpertMatrices matrices{.layer = layer};
+      for (int matrix = 0; matrix < 3; ++matrix) {
+        ggml_tensor* weight = ggml_new_tensor_3d(context.get(), GGML_TYPE_F32, 32, 8, 4);
+        std::memset(weight->data, 0, ggml_nbytes(weight));
+        matrices.weights.push_back(weight);
+      }
+      layers.push_back(matrices);
+    }
+  }
+  void use(ExpertCache& cache) const {
+    for (const ExpertMatrices& layer : layers)
+      cache.note_use(*cache.find(layer.weights.back()), kUsedExpert, false);
+  }
+
+  static constexpr int kLayers = 3;
+  static constexpr int32_t kUsedExpert = 3;
+  TensorContext context;
+  std::vector<ExpertMatrices> layers;
+};
+
+// Swaps complete after one step, two steps and so on, of a cache that may copy so many bytes in each.
+std::vector<uint64_t> swaps_by_step(uint64_t bytes_per_step) {
+  const UsedLayers used;
+  Uploader uploader;
+  const auto cache =
+      ExpertCache::create(inner_devices().front().device, used.layers,
+                          {.budget_bytes = 2 * 3 * 3072, .swap_bytes_per_step = bytes_per_step}, uploader);
+  CHECK(cache != nullptr);
+  used.use(*cache);
+  std::vector<uint64_t> swaps;
+  for (int step = 0; step < UsedLayers::kLayers; ++step) {
+    cache->plan_swaps();
+    uploader.drain();
+    cache->begin_step();
+    // The device may still read the slots: nothing is copied before somebody has waited for it.
+    CHECK(cache->counters().swaps == (swaps.empty() ? 0 : swaps.back()));
+    cache->release_swaps();
+    uploader.drain();
+    cache->begin_step();
+    swaps.push_back(cache->counters().swaps);
+  }
+  CHECK(cache->counters().swap_bytes == swaps.back() * 3072);
+  return swaps;
+}
+
+void test_swaps_are_bounded_in_each_step() {
+  CHECK(swaps_by_step(1) == std::vector<uint64_t>({1, 2, 3}));  // one at least
+  CHECK(swaps_by_step(2 * 3072 - 1) == std::vector<uint64_t>({1, 2, 3}));
+  CHECK(swaps_by_step(2 * 3072) == std::vector<uint64_t>({2, 3, 3}));
+  CHECK(swaps_by_step(uint64_t{32} << 20) == std::vector<uint64_t>({3, 3, 3}));
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -152,6 +208,7 @@ int main(int argc, char** argv) {
   const std::vector<float> reference = logits_of(plain);
   test_bits(argv[1], reference);
   test_swaps(argv[1]);
+  test_swaps_are_bounded_in_each_step();
   for (long how : {1, 2}) test_failure(argv[1], how);
   attach_pool(nullptr);
   std::printf("gpu: %d failures\n", stratad::test::failures);
