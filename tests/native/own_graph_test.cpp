@@ -167,7 +167,7 @@ void test_prompt_attention() {
   ggml_backend_t own = make_backend();
   for (const InstructionSet set : {InstructionSet::kAvx2, InstructionSet::kAvx512Vnni}) {
     if (!cpu_has(set)) continue;
-    set_device_options({.kernels = set, .smallest_product_bytes = 0});
+    set_device_options({.products = ProductSettings(set), .smallest_product_bytes = 0});
     for (const auto& [tokens, type] :
          {std::pair{1, GGML_TYPE_F32}, {3, GGML_TYPE_F32}, {40, GGML_TYPE_Q8_0}}) {
       // Without panels a batch of 40 is ggml's.
