@@ -67,7 +67,7 @@ demo: setup
 test: setup
 	@$(BIN)/python packaging/bootstrap/fetch_prometheus.py
 	@sh packaging/bootstrap/test_packages.sh
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
+	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 # Upstream's own tests of every operation, against our device. `make test-upstream CASES=--all` takes hours.
 CASES ?=

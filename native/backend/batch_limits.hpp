@@ -2,7 +2,7 @@
 //
 // The limits decide bits: rows one by one, panels and ggml's kernels form sums in different orders. So they
 // are set once, before contexts compute, and whoever keeps results over a restart notes them
-// (stratad/prompt_place.py).
+// (stratad/daemon/prompt_place.py).
 #pragma once
 
 #include <array>

@@ -11,8 +11,6 @@ from tests.gpu.fake_gpu import FakeGpu, driverless_path, fake_gpu_path, run_alon
 from tests.support import gguf_models
 from tests.support.native import load_placed, make_pool
 
-pytestmark = pytest.mark.xdist_group("fake-gpu")
-
 CHUNK_BYTES = 64 * 1024
 
 

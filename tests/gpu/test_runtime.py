@@ -16,8 +16,6 @@ from tests.gpu.fake_gpu import ROOT, FakeGpu, driverless_path, fake_gpu_path, ru
 from tests.gpu.test_registration import placed_arena
 from tests.support.machines import GpuShape, MachineShape, even_nodes, machine_topology
 
-pytestmark = pytest.mark.xdist_group("fake-gpu")
-
 
 def two_nodes(*gpus: GpuShape) -> Topology:
     return machine_topology(MachineShape(even_nodes(2, 4), gpus))

@@ -17,8 +17,6 @@ SANITIZERS = {
     "thread": {"TSAN_OPTIONS": "ignore_noninstrumented_modules=1:halt_on_error=1"},
 }
 
-pytestmark = pytest.mark.xdist_group("native")
-
 
 @pytest.fixture(scope="module", params=sorted(SANITIZERS))
 def build(request: pytest.FixtureRequest) -> Path:

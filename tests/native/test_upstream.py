@@ -6,8 +6,6 @@ import pytest
 
 from tests.upstream.runs import BOUNDED, Run, execute
 
-pytestmark = pytest.mark.xdist_group("native")
-
 
 @pytest.mark.parametrize("run", BOUNDED, ids=lambda run: run.name)
 def test_upstreams_cases_pass(run: Run) -> None:

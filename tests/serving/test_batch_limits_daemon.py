@@ -12,14 +12,14 @@ from pathlib import Path
 import httpx
 import pytest
 
-pytest.importorskip("stratad._native")
-
+from stratad import _native
 from stratad.cli.main import run
 from stratad.daemon.main import demo_model_path
 from stratad.native.apply import chosen_kernels
 from stratad.plan.facts import machine_facts
 from stratad.state.recorded import BENCH_FILE_NAME, circumstances_of
 from tests.serving.support.daemon_process import DaemonProcess, started
+from tests.support.native import make_pool
 
 
 @contextmanager
@@ -81,8 +81,10 @@ def test_a_record_of_another_machine_or_a_damaged_one_is_ignored_and_the_daemon_
         assert "another" in reasons["batch-limits-ignored"]
         complete(process)
     keep(tmp_path, 5, batches={"kernels": []})
-    with daemon(tmp_path) as (process, reasons):
+    with daemon(tmp_path, "[placement]\ntile_tokens = 16\n") as (process, reasons):
         assert "batches.kernels" in reasons["batch-limits-ignored"]
+        # Tiles that are asked for and not to be had are said, and the answers come from panels.
+        assert ("tiles-not-usable" in reasons) == (_native.prepare_tiles(make_pool()) is not None)
         complete(process)
 
 

@@ -103,7 +103,6 @@ def daemon_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 OPERATIONS = schemathesis.openapi.from_dict(api_document("0"))
 
 
-@pytest.mark.xdist_group("openapi")
 @OPERATIONS.parametrize()
 @settings(
     max_examples=MAX_EXAMPLES,

@@ -17,10 +17,7 @@ from tests.serving.support.recorded_status import serve_as
 from tests.serving.support.scripted_runner import ScriptedRunner
 from tests.serving.support.served import Served, serve, wait_until
 
-pytestmark = [
-    pytest.mark.skipif(browsers.PROGRAM is None, reason=browsers.LEFT_OUT),
-    pytest.mark.xdist_group("browser"),
-]
+pytestmark = pytest.mark.skipif(browsers.PROGRAM is None, reason=browsers.LEFT_OUT)
 
 SIZES = ((390, 844), (820, 1180), (1440, 900))
 SCHEMES = ("light", "dark")

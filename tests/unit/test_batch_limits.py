@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from planner import Effect, machine_fingerprint
+from planner import Effect, PlanRequest, machine_fingerprint, make_plan
 from planner.calibration import NO_TOKENS, TypeLimits
 from stratad.config import PlacementSection
 from stratad.daemon.starting_limits import starting_limits
 from stratad.gguf.model import DenseTensor, ExpertTensor, ModelFacts
 from stratad.native.batch_limits import PoolLimits
+from stratad.plan.facts import machine_calibration
 from stratad.version import stratad_version
 from tests.support.machines import MachineShape, even_nodes, machine_topology
 
@@ -51,6 +52,17 @@ def test_recorded_limits_of_this_machine_hold(tmp_path: Path) -> None:
     assert reason is not None
     assert (reason.code, reason.effect) == ("batch-limits-measured", Effect.INFORMS)
     assert "Q4_K: panels from 6 tokens, tiles never" in reason.message
+
+
+@pytest.mark.parametrize(("kernel_release", "is_shown"), [("6.1.0", True), ("5.0", False)])
+def test_a_plan_shows_the_recorded_limits_of_this_machine(
+    tmp_path: Path, kernel_release: str, is_shown: bool
+) -> None:
+    calibration = machine_calibration(record(tmp_path, kernel_release=kernel_release))
+    plan = make_plan(TOPOLOGY, PlanRequest(), calibration)
+    shown = [reason for reason in plan.reasons if reason.code == "batch-limits-recorded"]
+    assert bool(shown) == is_shown
+    assert all("the pool takes at most 15 tokens of an expert" in reason.message for reason in shown)
 
 
 def test_without_a_record_nothing_is_said_and_the_built_in_limits_hold(tmp_path: Path) -> None:

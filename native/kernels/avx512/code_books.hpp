@@ -101,13 +101,14 @@ struct MXFP4Book {
         _mm512_castsi256_si512(_mm256_setr_epi32(0, 4, 8, 12, 16 + 0, 16 + 4, 16 + 8, 16 + 12));
     const __m512i words =
         _mm512_permutex2var_epi32(load_512(blocks), elements, load_512(blocks + 4 * kBlockBytes));
-    const __m256i shifted =
-        _mm256_srlv_epi32(_mm512_castsi512_si256(words), _mm256_setr_epi32(0, 8, 16, 24, 0, 8, 16, 24));
-    const __m256i exponents = _mm256_and_si256(shifted, _mm256_set1_epi32(0xff)), one = _mm256_set1_epi32(1);
-    const __m256i normal = _mm256_slli_epi32(_mm256_sub_epi32(exponents, one), 23);
-    const __m256i below_normal = _mm256_sllv_epi32(_mm256_set1_epi32(0x00200000), exponents);
-    return _mm256_castsi256_ps(
-        _mm256_mask_mov_epi32(normal, _mm256_cmple_epu32_mask(exponents, one), below_normal));
+    // e << 21, wherever in its word the byte is. (e + 1) << 21 is the denormal number for 0 and 1 and below
+    // (e - 1) << 23 for all others.
+    const __m256i exponents = _mm256_and_si256(
+        _mm256_rolv_epi32(_mm512_castsi512_si256(words), _mm256_setr_epi32(21, 13, 5, 29, 21, 13, 5, 29)),
+        _mm256_set1_epi32(0xff << 21));
+    const __m256i below_normal = _mm256_add_epi32(exponents, _mm256_set1_epi32(1 << 21));
+    const __m256i normal = _mm256_sub_epi32(_mm256_slli_epi32(exponents, 2), _mm256_set1_epi32(1 << 23));
+    return _mm256_castsi256_ps(_mm256_max_epi32(normal, below_normal));
   }
 };
 
