@@ -25,6 +25,8 @@ from tests.support.native_build import llama_source
 
 ROOT = Path(__file__).resolve().parents[2]
 REPORT = ROOT / "build" / "gpu-check.json"
+# Nobody looks on: a GPU that hangs is to end the check. A software device takes the longest, under load.
+STEP_LIMIT_SECONDS = 900
 # A re-executed process already has the software device's environment.
 IS_PREPARED = "STRATAD_GPU_CHECK_PREPARED"
 
@@ -89,9 +91,19 @@ def describe_machine() -> None:
 
 def report_of(command: list[str]) -> dict[str, object]:
     """The JSON line that a step prints last. Raises CheckFailed with what it said when it fails."""
-    outcome = subprocess.run(
-        [sys.executable, "-m", *command], cwd=ROOT, check=False, capture_output=True, text=True
-    )
+    try:
+        outcome = subprocess.run(
+            [sys.executable, "-m", *command],
+            cwd=ROOT,
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=STEP_LIMIT_SECONDS,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise CheckFailed(
+            f"{command[0]} did not end within {STEP_LIMIT_SECONDS} s: the GPU may hang"
+        ) from error
     if outcome.returncode != 0:
         tail = "\n".join((outcome.stdout + outcome.stderr).splitlines()[-15:])
         raise CheckFailed(f"{command[0]} ended with status {outcome.returncode}:\n{tail}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 
 from stratad import _native as native
 from stratad.config import GpuSection
+from stratad.errors import StratadError, render_error
 from stratad.gpu.runtime import open_gpus, pin_arenas
 from stratad.plan.facts import machine_facts
 from tests.support import gguf_models
@@ -66,10 +68,13 @@ def paths_of(path: Path, device: str, reference: np.ndarray) -> tuple[dict[str, 
 
 
 def main() -> None:
-    """Prints the report."""
+    """Prints the report; ends with status 1 and the error where no GPU can be used."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--module", type=Path, required=True)
-    findings = open_gpus(GpuSection(mode="on", backend_path=parser.parse_args().module), machine_facts())
+    try:
+        findings = open_gpus(GpuSection(mode="on", backend_path=parser.parse_args().module), machine_facts())
+    except StratadError as error:
+        sys.exit(render_error(error))
     gpu = findings.gpus[0]
     paths = {}
     with tempfile.TemporaryDirectory() as folder:

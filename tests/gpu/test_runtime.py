@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from planner import Effect, GpuInUse, Topology
 from stratad.config import GpuSection
 from stratad.errors import ConfigurationError
 from stratad.gpu.runtime import open_gpus, pin_arenas
-from tests.gpu.fake_gpu import FakeGpu, driverless_path, fake_gpu_path, run_alone
+from tests.gpu.fake_gpu import ROOT, FakeGpu, driverless_path, fake_gpu_path, run_alone
 from tests.gpu.test_registration import placed_arena
 from tests.support.machines import GpuShape, MachineShape, even_nodes, machine_topology
 
@@ -50,6 +52,15 @@ def scene_unusable(folder: Path) -> None:
 
 def test_a_module_without_its_driver_is_a_reason(tmp_path: Path) -> None:
     run_alone(scene_unusable, tmp_path)
+
+
+def test_the_check_of_a_real_gpu_says_what_is_missing(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.gpu.check", "--module", str(driverless_path())]
+    outcome = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+    assert outcome.returncode == 1
+    assert "because: libdriverless-gpu.so cannot be loaded: libabsent-driver.so" in outcome.stderr
+    assert "remedy:" in outcome.stderr
+    assert "Traceback" not in outcome.stderr
 
 
 def scene_off(folder: Path) -> None:
