@@ -1,8 +1,8 @@
 """`make bench`: every measure of the native core as a ratio of one interleaved run, held against its bar.
 
 Absolute times mean nothing on a shared machine; what is printed and worth quoting is the median of per-round ratios.
-When what a measure is held against (mostly a plain read of the same memory) varies by more than 1.5x, the machine is
-too busy and that measure is not judged.
+When what a measure is held against (mostly a plain read of the same memory) varies by more than 1.5x, or others use
+more than a tenth of the CPUs meanwhile, the machine is too busy and that measure is not judged.
 
 usage: python -m tests.bench [--ci] [--only kernels pool fill decode] [--rounds N] [--type Q4_K_M ...] [--workers N ...]
 
@@ -21,6 +21,7 @@ from pathlib import Path
 
 from tests.bench import end_to_end, native_programs
 from tests.bench.bars import Measured, Verdict, table
+from tests.bench.other_work import watched
 from tests.bench.synthetic_model import BenchShape, cached_model
 
 PARTS = ("kernels", "pool", "fill", "decode")
@@ -113,7 +114,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     priority = "raised" if raise_priority() else "ordinary (a busy machine will show)"
     print(f"scheduler priority {priority}; row kernels here: {', '.join(native_programs.kernels_here())}")
     tries = CI_TRIES if options.ci else 1
-    results = [result for measure in measures(options) for result in best_of(tries, measure)]
+    results = [
+        result for measure in measures(options) for result in best_of(tries, partial(watched, measure))
+    ]
     results = [result for result in results if result.bar.in_ci or not options.ci]
     print(table(results))
     missed = [result for result in results if is_missed(result)]

@@ -61,13 +61,16 @@ BAR_OF = {bar.key: bar for bar in BARS}
 
 # Above this, what we are held against says more about the machine's other guests than about us.
 REFERENCE_VARIATION_LIMIT = 1.5
+# The same for the share of all CPUs' time that others used meanwhile.
+OTHERS_SHARE_LIMIT = 0.10
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
     """A bar's samples in one setting: the median of per-round ratios counts.
 
-    `reference_variation` is the largest over the smallest of what they were held against (mostly a plain read).
+    `reference_variation` is the largest over the smallest of what they were held against (mostly a plain read),
+    `others_share` the part of all CPUs' time, 0 to 1, that went to somebody else.
     """
 
     bar: Bar
@@ -76,6 +79,7 @@ class Measured:
     lowest: float
     highest: float
     reference_variation: float = 1.0
+    others_share: float = 0.0
 
     @property
     def is_judged(self) -> bool:
@@ -90,7 +94,8 @@ class Measured:
     @property
     def verdict(self) -> Verdict:
         """Where it stands; on a busy machine neither a missed nor a reached bar proves anything."""
-        if self.reference_variation > REFERENCE_VARIATION_LIMIT:
+        is_busy = self.others_share > OTHERS_SHARE_LIMIT
+        if is_busy or self.reference_variation > REFERENCE_VARIATION_LIMIT:
             return Verdict.NOT_JUDGED
         return self.bar.judge(self.median)
 

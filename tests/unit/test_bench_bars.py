@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
+from stratad.machine.load import CpuTimes
 from tests.bench.__main__ import best_of, is_missed
 from tests.bench.bars import Measured, Verdict, measured, table
 from tests.bench.native_programs import KernelRow, kernel_results
+from tests.bench.other_work import Usage, share_of_others, usage_now, watched
 
 QUIET = (10.0, 14.9)
 BUSY = (10.0, 15.1)
@@ -35,6 +38,47 @@ def test_on_a_busy_machine_nothing_is_proven(ratio: float) -> None:
     assert result.verdict is Verdict.NOT_JUDGED
     assert not is_missed(result)
     assert "not judged" in table([result])
+
+
+def usage(busy_ticks: int, own_ticks: float) -> Usage:
+    return Usage(CpuTimes(total_ticks=10 * busy_ticks, busy_ticks=busy_ticks), own_ticks)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "share"),
+    [
+        (usage(100, 50), usage(300, 250), 0.0),
+        (usage(100, 50), usage(300, 50), 0.1),
+        # Ticks of one CPU are counted a little later than those of a process.
+        (usage(100, 50), usage(300, 251), 0.0),
+        (None, usage(300, 250), 0.0),
+        (usage(100, 50), usage(100, 50), 0.0),
+    ],
+)
+def test_what_others_did_is_what_is_busy_but_not_ours(
+    before: Usage | None, after: Usage, share: float
+) -> None:
+    assert share_of_others(before, after) == pytest.approx(share)
+
+
+def test_beside_others_nothing_is_judged() -> None:
+    result = measured("8", "here", [0.6], QUIET)
+    assert is_missed(result)
+    assert replace(result, others_share=0.1).verdict is Verdict.BELOW
+    busy = replace(result, others_share=0.11)
+    assert busy.verdict is Verdict.NOT_JUDGED
+    assert not is_missed(busy)
+
+
+def test_our_own_work_is_not_others() -> None:
+    before = usage_now()
+    assert before is not None
+    sum(number * number for number in range(2_000_000))
+    after = usage_now()
+    assert after is not None
+    assert after.own_ticks > before.own_ticks
+    [result] = watched(lambda: [measured("8", "here", [0.5])])
+    assert 0.0 <= result.others_share <= 1.0
 
 
 def test_kernels_carry_the_variation_of_their_own_reads() -> None:
