@@ -41,10 +41,12 @@ class KernelRow:
         lowest and highest.
         """
         words = line.split()
-        ratios = [float(word) for word in words[6:9]]
+        median, lowest, highest = (float(word) for word in words[6:9])
         slowest, fastest = float(words[11]), float(words[12])
         name, shape = words[0].upper(), f"{words[1]}x{words[2]}"
-        return cls(name, shape, int(words[3]), int(words[4]), words[5], *ratios, fastest / slowest)
+        return cls(
+            name, shape, int(words[3]), int(words[4]), words[5], median, lowest, highest, fastest / slowest
+        )
 
     def under(self, bar: Bar, single: float = 1.0) -> Measured:
         """This row as a bar's measure, its ratios over `single`."""

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +34,7 @@ from stratad.engine.engine import Engine
 from stratad.engine.generation import Event, GenerationRequest, TextPiece
 from stratad.engine.status import EngineSettings
 from stratad.gguf.model import read_model_facts
+from stratad.gpu.runtime import GpuFindings
 from stratad.metrics.registry import Metrics
 from stratad.native.apply import open_runner
 from stratad.native.chat import NativeChatKnowledge
@@ -104,7 +105,7 @@ def compare(setting: Setting, rounds: int) -> list[Measured]:
     shape = BenchShape(expert_type=setting.weight_type, vocabulary=setting.vocabulary, has_text=True)
     path, samples = cached_model(shape), Samples()
     for index in range(rounds):
-        arms = [
+        arms: list[Callable[[], None]] = [
             lambda: samples.plain.append(plain_rate(path, setting)),
             lambda: _ours(path, setting, samples),
         ]
@@ -189,7 +190,7 @@ def _serving(path: Path, setting: Setting) -> Iterator[tuple[Engine, int, Native
         PlacementSection(workers=setting.workers),
     )
     facts = read_model_facts(path)
-    plan = decide_plan(machine_facts(), facts, configuration)
+    plan = decide_plan(machine_facts(), facts, configuration, GpuFindings())
     runner = open_runner(plan, facts, configuration, lambda stage, fraction: True)
     metrics = Metrics(NAME)
     engine = Engine(runner, EngineSettings(setting.streams, 600.0, None), metrics)

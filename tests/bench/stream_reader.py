@@ -31,8 +31,8 @@ def read_streams(port: int, bodies: list[bytes]) -> list[list[float]]:
     rest = len(bodies)
     while rest:
         for key, _ in selector.select():
+            assert isinstance(key.fileobj, socket.socket)
             connection = key.fileobj
-            assert isinstance(connection, socket.socket)
             content = connection.recv(1 << 16)
             now_seconds = time.monotonic()
             if not content:
