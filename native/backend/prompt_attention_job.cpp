@@ -9,6 +9,11 @@ namespace {
 
 enum Source { kQuery, kKey, kValue, kMask, kSinks };
 
+// Where ggml itself goes from one kernel to another, which rounds otherwise. Below, and for one token, ggml's
+// own gives the same bits however many tokens it is given, so an answer does not depend on where a prompt was
+// cut.
+constexpr int64_t kPromptTokens = 64;
+
 float parameter(const ggml_tensor* node, int index) noexcept {
   float value;
   std::memcpy(&value, reinterpret_cast<const float*>(node->op_params) + index, sizeof value);
@@ -31,7 +36,7 @@ bool is_prompt_attention(const ggml_tensor* node) noexcept {
   const ggml_tensor *query = node->src[kQuery], *key = node->src[kKey], *value = node->src[kValue];
   const ggml_tensor* mask = node->src[kMask];
   const bool has_soft_cap = parameter(node, 2) != 0;
-  return query->ne[1] > 1 && query->type == GGML_TYPE_F32 && query->nb[0] == sizeof(float) &&
+  return query->ne[1] >= kPromptTokens && query->type == GGML_TYPE_F32 && query->nb[0] == sizeof(float) &&
          is_cache_of_halves(key) && is_cache_of_halves(value) && !has_soft_cap &&
          query->ne[3] % key->ne[3] == 0 && key->ne[3] == value->ne[3] &&
          (mask == nullptr || (mask->type == GGML_TYPE_F16 && mask->nb[0] == sizeof(ggml_fp16_t)));

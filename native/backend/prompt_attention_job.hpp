@@ -1,4 +1,4 @@
-// Attention of several tokens on the pool by our own kernel (kernels/attention.hpp): tiles of queries, which
+// Attention of many tokens on the pool by our own kernel (kernels/attention.hpp): tiles of queries, which
 // may belong to several heads of one key-value head.
 //
 // A query's bits depend on nothing but its row, its mask and the cache, so they are the same for any number
@@ -13,7 +13,7 @@
 
 namespace stratad {
 
-// Whether the kernel takes a FLASH_ATTN_EXT node that can be cut by heads: several tokens over a cache of
+// Whether the kernel takes a FLASH_ATTN_EXT node that can be cut by heads: many tokens over a cache of
 // 16-bit floats, heads of whole vectors, no soft cap of the scores.
 bool is_prompt_attention(const ggml_tensor* node) noexcept;
 

@@ -169,8 +169,8 @@ void test_prompt_attention() {
     if (!cpu_has(set)) continue;
     set_device_options({.products = ProductSettings(set), .smallest_product_bytes = 0});
     for (const auto& [tokens, type] :
-         {std::pair{1, GGML_TYPE_F32}, {3, GGML_TYPE_F32}, {40, GGML_TYPE_Q8_0}}) {
-      // Without panels a batch of 40 is ggml's.
+         {std::pair{1, GGML_TYPE_F32}, {3, GGML_TYPE_F32}, {70, GGML_TYPE_Q8_0}}) {
+      // Without panels a batch of 70 is ggml's.
       if (tokens > 8 && !has_panels(set)) continue;
       Layer layer(type, tokens, type);
       const std::vector<char> reference = layer.compute(plain);
@@ -178,7 +178,7 @@ void test_prompt_attention() {
       const DeviceCounters before = device_counters();
       const std::vector<char> first = layer.compute(own);
       CHECK(device_counters().attentions == before.attentions + 1);
-      CHECK((first == reference) == (tokens == 1));
+      CHECK((first == reference) == (tokens < 64));
       // Quantised, a value that differs in its last bit may round to the neighbouring int8.
       CHECK(squared_error(first, reference) < (type == GGML_TYPE_F32 ? 1e-7 : 1e-4));
       for (int slices : {1, 2, 3})
