@@ -40,6 +40,16 @@ def test_on_a_busy_machine_nothing_is_proven(ratio: float) -> None:
     assert "not judged" in table([result])
 
 
+@pytest.mark.parametrize(
+    ("key", "ratio", "is_failed"),
+    [("1", 0.89, False), ("1", 0.7, True), ("8", 0.51, False), ("8", 0.6, True)],
+)
+def test_a_margin_forgives_what_a_neighbour_may_explain(key: str, ratio: float, is_failed: bool) -> None:
+    result = measured(key, "here", [ratio], QUIET)
+    assert is_missed(result)
+    assert is_missed(result, margin=0.15) is is_failed
+
+
 def usage(busy_ticks: int, own_ticks: float) -> Usage:
     return Usage(CpuTimes(total_ticks=10 * busy_ticks, busy_ticks=busy_ticks), own_ticks)
 
