@@ -101,7 +101,7 @@ lint: setup
 bench: setup
 	@$(BIN)/python -m tests.bench
 
-# MARGIN=0.15 fails only for what is missed by more than 15 %.
+# MARGIN=0.15 fails only for a bar that is missed by more than 15 %, and that no round reached.
 MARGIN ?= 0
 bench-ci: setup
 	@$(BIN)/python -m tests.bench --ci --margin $(MARGIN)

@@ -4,11 +4,6 @@
 #include <cstring>
 
 namespace stratad {
-namespace {
-
-enum Source { kQuery, kKey, kValue, kMask, kSinks };
-
-}  // namespace
 
 bool is_cut_by_heads(const ggml_tensor* node) noexcept {
   if (node->op != GGML_OP_FLASH_ATTN_EXT) return false;

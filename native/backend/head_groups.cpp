@@ -17,7 +17,7 @@ int64_t heads_per_group(int64_t key_heads, int64_t heads_per_key, int64_t wanted
 }  // namespace
 
 void HeadGroups::deal(const ggml_tensor* node, const Pool& pool) {
-  const int64_t all = node->src[0]->ne[2], key_heads = node->src[1]->ne[2];
+  const int64_t all = node->src[kQuery]->ne[2], key_heads = node->src[kKey]->ne[2];
   heads = heads_per_group(key_heads, all / key_heads, kGroupsPerWorker * pool.worker_count());
   int64_t total = 0, before = 0;
   for (const SliceSeat& slice : pool.layout().slices) total += slice.weight;

@@ -9,6 +9,9 @@
 
 namespace stratad {
 
+// The sources of a FLASH_ATTN_EXT node.
+enum AttentionSource { kQuery, kKey, kValue, kMask, kSinks };
+
 struct HeadGroups {
   int64_t heads = 1;             // of a group
   std::vector<int64_t> borders;  // slice s has the groups [borders[s], borders[s + 1])

@@ -7,8 +7,6 @@
 namespace stratad {
 namespace {
 
-enum Source { kQuery, kKey, kValue, kMask, kSinks };
-
 // Where ggml itself goes from one kernel to another, which rounds otherwise. Below, and for one token, ggml's
 // own gives the same bits however many tokens it is given, so an answer does not depend on where a prompt was
 // cut.

@@ -93,11 +93,19 @@ def better(one: Measured, other: Measured) -> Measured:
 
 
 def is_missed(result: Measured, margin: float = 0.0) -> bool:
-    """Whether this result fails the run: by more than `margin`, a share of the bar."""
-    if not result.bar.in_ci or result.verdict is not Verdict.BELOW:
+    """Whether this result fails the run.
+
+    With a margin, a share of the bar, a neighbour is given the benefit of the doubt: the median has to miss the bar by
+    more than that, and no round may have reached it. What got slower misses it round after round.
+    """
+    bar = result.bar
+    if not bar.in_ci or result.verdict is not Verdict.BELOW:
         return False
-    must = result.bar.must
-    return result.median > must * (1 + margin) if result.bar.is_cost else result.median < must * (1 - margin)
+    if margin == 0:
+        return True
+    best_round = result.lowest if bar.is_cost else result.highest
+    allowed = bar.must * (1 + margin) if bar.is_cost else bar.must * (1 - margin)
+    return bar.is_better(allowed, result.median) and bar.is_better(bar.must, best_round)
 
 
 def parser() -> argparse.ArgumentParser:

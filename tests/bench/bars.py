@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from stratad.machine.load import BUSY_SHARE_LIMIT
+
 
 class Verdict(Enum):
     """How a measure stands against its bar."""
@@ -61,8 +63,6 @@ BAR_OF = {bar.key: bar for bar in BARS}
 
 # Above this, what we are held against says more about the machine's other guests than about us.
 REFERENCE_VARIATION_LIMIT = 1.5
-# The same for the share of all CPUs' time that others used meanwhile.
-OTHERS_SHARE_LIMIT = 0.10
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Measured:
     @property
     def verdict(self) -> Verdict:
         """Where it stands; on a busy machine neither a missed nor a reached bar proves anything."""
-        is_busy = self.others_share > OTHERS_SHARE_LIMIT
+        is_busy = self.others_share > BUSY_SHARE_LIMIT
         if is_busy or self.reference_variation > REFERENCE_VARIATION_LIMIT:
             return Verdict.NOT_JUDGED
         return self.bar.judge(self.median)
